@@ -1,0 +1,25 @@
+"""Variational sparse paired autoencoders for inverse problems and uncertainty quantification.
+
+A code is a distribution; a paired autoencoder is two autoencoders and a map between their codes.
+
+    model = vspair.fit(x, y, active=40)
+    post = model.posterior(y_new)
+    post.mean(), post.std(), post.interval(0.9), post.sample(50)
+"""
+
+from vspair.codes import Code as Code
+from vspair.codes import Normal as Normal
+from vspair.codes import Point as Point
+from vspair.codes import SpikeSlab as SpikeSlab
+from vspair.config import Config as Config
+from vspair.config import preset as preset
+from vspair.errors import VspairError as VspairError
+from vspair.model import InverseModel as InverseModel
+from vspair.model import PairedAutoencoder as PairedAutoencoder
+from vspair.model import SparseVAE as SparseVAE
+from vspair.model import build as build
+from vspair.posterior import Posterior as Posterior
+from vspair.runs import load as load
+from vspair.training import fit as fit
+
+__version__ = "0.1.0"

@@ -1,0 +1,334 @@
+r"""Codes: the distributions over latent vectors that encoders and latent maps return.
+
+A code is a factorised distribution over :math:`z \in \mathbb{R}^\ell`, held as a frozen
+dataclass of parameter tensors with shape :math:`(*, \ell)`. There are three families:
+
+- :class:`Point`, a deterministic vector;
+- :class:`Normal`, :math:`\mathcal{N}(\mu, \sigma^2)`;
+- :class:`SpikeSlab`, :math:`\omega\,\mathcal{N}(\mu, \sigma^2) + (1 - \omega)\,\delta_0`,
+  whose samples hold exact zeros.
+
+The gate probability of a spike-and-slab is stored as the pair :math:`\log\omega` and
+:math:`\log(1 - \omega)`, because a probability that rounds to 0 or 1 has lost the gradient
+that could bring it back; both logarithms stay finite (see :data:`LOG_FLOOR`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+__all__ = ["Code", "Family", "FamilyName", "GateName", "Normal", "Point", "SpikeSlab"]
+
+FamilyName = Literal["point", "normal", "spikeslab"]
+GateName = Literal["sigmoid", "exponential"]
+
+LOG_FLOOR = -30.0
+"""Smallest log-probability of a gate that is given as a probability (about 1e-13)."""
+
+
+def _randn_like(t: Tensor, generator: Generator | None) -> Tensor:
+    return torch.randn(t.shape, dtype=t.dtype, device=t.device, generator=generator)
+
+
+def _gaussian_kl(mu: Tensor, logvar: Tensor, mu_p: Tensor, logvar_p: Tensor) -> Tensor:
+    """Return KL(N(mu, var) || N(mu_p, var_p)) element by element, with shape (*, l)."""
+    ratio = logvar - logvar_p
+    return 0.5 * (ratio.exp() + (mu - mu_p).square() * (-logvar_p).exp() - 1 - ratio)
+
+
+class Code(ABC):
+    """A factorised distribution over latent vectors, with parameters of shape (*, l)."""
+
+    heads: ClassVar[int]
+    """How many numbers a network has to predict for each latent dimension."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean, with shape (*, l)."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """The variance, with shape (*, l)."""
+
+    @property
+    @abstractmethod
+    def features(self) -> Tensor:
+        """The parameters side by side, as a latent map reads them, with shape (*, heads * l)."""
+
+    @abstractmethod
+    def rsample(self, generator: Generator | None = None) -> Tensor:
+        """Draw one sample through which gradients flow, with shape (*, l)."""
+
+    @abstractmethod
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Return the log-density of z, dimension by dimension, with shape (*, l)."""
+
+    @abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """Return KL(self || other), dimension by dimension, with shape (*, l)."""
+
+    def _map(self, f: str, *args: object) -> Self:
+        return type(self)(*(getattr(getattr(self, v.name), f)(*args) for v in fields(self)))  # type: ignore[arg-type]
+
+    def detach(self) -> Self:
+        """Return the same code cut from the graph."""
+        return self._map("detach")
+
+    def __getitem__(self, index: object) -> Self:
+        """Return the code of a part of the batch."""
+        return self._map("__getitem__", index)
+
+
+@dataclass(frozen=True)
+class Point(Code):
+    """A deterministic code: all mass at z.
+
+    Arguments:
+        z: The location, with shape (*, l).
+    """
+
+    z: Tensor
+    heads: ClassVar[int] = 1
+
+    @property
+    def mean(self) -> Tensor:  # noqa: D102
+        return self.z
+
+    @property
+    def variance(self) -> Tensor:  # noqa: D102
+        return torch.zeros_like(self.z)
+
+    @property
+    def features(self) -> Tensor:  # noqa: D102
+        return self.z
+
+    def rsample(self, generator: Generator | None = None) -> Tensor:  # noqa: D102
+        return self.z
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Return 0 where z is the point and minus infinity elsewhere (counting measure)."""
+        return torch.where(z == self.z, 0.0, -math.inf)
+
+    def kl(self, other: Point) -> Tensor:
+        """Return half the squared distance: the KL of two unit normals at the points.
+
+        The KL of two different points is infinite; this is its unit-width stand-in.
+        """
+        return 0.5 * (self.z - other.z).square()
+
+
+@dataclass(frozen=True)
+class Normal(Code):
+    r"""A diagonal normal code :math:`\mathcal{N}(\mu, \sigma^2)`.
+
+    Arguments:
+        mu: The mean, with shape (*, l).
+        logvar: The logarithm of the variance, with shape (*, l).
+    """
+
+    mu: Tensor
+    logvar: Tensor
+    heads: ClassVar[int] = 2
+
+    @property
+    def mean(self) -> Tensor:  # noqa: D102
+        return self.mu
+
+    @property
+    def variance(self) -> Tensor:  # noqa: D102
+        return self.logvar.exp()
+
+    @property
+    def features(self) -> Tensor:  # noqa: D102
+        return torch.cat((self.mu, self.logvar), dim=-1)
+
+    def rsample(self, generator: Generator | None = None) -> Tensor:  # noqa: D102
+        return self.mu + (0.5 * self.logvar).exp() * _randn_like(self.mu, generator)
+
+    def log_prob(self, z: Tensor) -> Tensor:  # noqa: D102
+        scaled = (z - self.mu).square() * (-self.logvar).exp()
+        return -0.5 * (scaled + self.logvar + math.log(2 * math.pi))
+
+    def kl(self, other: Normal) -> Tensor:  # noqa: D102
+        return _gaussian_kl(self.mu, self.logvar, other.mu, other.logvar)
+
+    def kl_standard(self) -> Tensor:
+        r"""Return KL to :math:`\mathcal{N}(0, 1)`, eq. (5), with shape (*, l)."""
+        return 0.5 * (self.logvar.exp() + self.mu.square() - 1 - self.logvar)
+
+
+@dataclass(frozen=True)
+class SpikeSlab(Code):
+    r"""A spike-and-slab code :math:`\omega\,\mathcal{N}(\mu, \sigma^2) + (1-\omega)\,\delta_0`.
+
+    Arguments:
+        mu: The slab's mean, with shape (*, l).
+        logvar: The logarithm of the slab's variance, with shape (*, l).
+        log_on: The log-probability that the factor is present, with shape (*, l).
+        log_off: The log-probability that it is absent, with shape (*, l).
+        temperature: The steepness c of the gate's relaxation (appendix A).
+
+    Example:
+        >>> code = SpikeSlab.of(torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor([1.0, 0.0]))
+        >>> code.mean
+        tensor([1., 0.])
+    """
+
+    mu: Tensor
+    logvar: Tensor
+    log_on: Tensor
+    log_off: Tensor
+    temperature: float = 50.0
+    heads: ClassVar[int] = 3
+
+    @classmethod
+    def of(cls, mu: Tensor, logvar: Tensor, omega: Tensor, temperature: float = 50.0) -> Self:
+        """Create the code from gate probabilities omega in [0, 1], both ends included."""
+        tiny = math.exp(LOG_FLOOR)
+        log_on = omega.clamp(min=tiny).log()
+        log_off = (1 - omega).clamp(min=tiny).log()
+        return cls(mu, logvar, log_on, log_off, temperature)
+
+    def _map(self, f: str, *args: object) -> Self:
+        parts = (self.mu, self.logvar, self.log_on, self.log_off)
+        mu, logvar, log_on, log_off = (getattr(t, f)(*args) for t in parts)
+        return type(self)(mu, logvar, log_on, log_off, self.temperature)
+
+    @property
+    def omega(self) -> Tensor:
+        """The probability that each factor is present, with shape (*, l)."""
+        return self.log_on.exp()
+
+    @property
+    def mean(self) -> Tensor:  # noqa: D102
+        return self.omega * self.mu
+
+    @property
+    def variance(self) -> Tensor:
+        """Parametric plus structural variance, with shape (*, l)."""
+        return self.parametric_variance + self.structural_variance
+
+    @property
+    def parametric_variance(self) -> Tensor:
+        """The part from how strong a factor is, omega sigma^2, with shape (*, l)."""
+        return self.omega * self.logvar.exp()
+
+    @property
+    def structural_variance(self) -> Tensor:
+        """The part from whether it is present, omega (1 - omega) mu^2, with shape (*, l)."""
+        return self.omega * self.log_off.exp() * self.mu.square()
+
+    @property
+    def features(self) -> Tensor:  # noqa: D102
+        return torch.cat((self.mu, self.logvar, self.omega), dim=-1)
+
+    @property
+    def slab(self) -> Normal:
+        """The code given that every factor is present."""
+        return Normal(self.mu, self.logvar)
+
+    def rsample(self, generator: Generator | None = None) -> Tensor:
+        """Draw one sample with exact zeros forward and relaxed gates backward (appendix A)."""
+        omega = self.omega
+        eta = torch.rand(omega.shape, dtype=omega.dtype, device=omega.device, generator=generator)
+        threshold = eta - 1 + omega
+        soft = torch.sigmoid(self.temperature * threshold)
+        hard = (threshold >= 0).to(soft.dtype)
+        gate = hard + (soft - soft.detach())
+        return gate * self.slab.rsample(generator)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Return the log-density against Lebesgue measure plus a unit mass at zero."""
+        return torch.where(z == 0, self.log_off, self.log_on + self.slab.log_prob(z))
+
+    def kl(self, other: SpikeSlab) -> Tensor:  # noqa: D102
+        slab = self.omega * self.slab.kl(other.slab)
+        return slab + self._gate_kl(other.log_on, other.log_off)
+
+    def _gate_kl(self, log_on: Tensor, log_off: Tensor) -> Tensor:
+        on, off = self.log_on.exp(), self.log_off.exp()
+        return on * (self.log_on - log_on) + off * (self.log_off - log_off)
+
+    def kl_slab(self) -> Tensor:
+        r"""Return the slab's part of the KL to the prior, eq. (9), with shape (*, l)."""
+        return self.omega * self.slab.kl_standard()
+
+    def kl_gate(self, rho_logit: Tensor) -> Tensor:
+        r"""Return the gate's part of the KL to a prior that is on with probability rho, eq. (9).
+
+        Arguments:
+            rho_logit: The log-odds of rho, a scalar.
+        """
+        return self._gate_kl(F.logsigmoid(rho_logit), F.logsigmoid(-rho_logit))
+
+    def kl_prior(self, rho: float | Tensor) -> Tensor:
+        """Return the KL to the spike-and-slab prior of weight rho, eq. (9), with shape (*, l)."""
+        logit = torch.logit(torch.as_tensor(rho, dtype=self.mu.dtype, device=self.mu.device))
+        return self.kl_slab() + self.kl_gate(logit)
+
+
+_FAMILIES: dict[FamilyName, type[Code]] = {
+    "point": Point,
+    "normal": Normal,
+    "spikeslab": SpikeSlab,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Reads a code from the numbers that a network predicts.
+
+    Arguments:
+        name: Which family of codes.
+        size: The number of latent dimensions l.
+        gate: How a number g becomes a gate probability: ``sigmoid``, or the paper's
+            ``exponential``, exp(-relu(-g)), whose gradient is zero once g is positive.
+        temperature: The steepness c of the gate's relaxation.
+        logvar_range: The bounds that log-variances are clamped to.
+    """
+
+    name: FamilyName
+    size: int
+    gate: GateName = "sigmoid"
+    temperature: float = 50.0
+    logvar_range: tuple[float, float] = (-30.0, 20.0)
+
+    @property
+    def heads(self) -> int:
+        """How many numbers are needed for each latent dimension."""
+        return _FAMILIES[self.name].heads
+
+    @property
+    def width(self) -> int:
+        """How many numbers are needed in all: heads * l."""
+        return self.heads * self.size
+
+    def read(self, h: Tensor) -> Code:
+        """Return the code that network outputs of shape (*, heads * l) stand for.
+
+        Half-precision outputs are read as float32: gates and divergences need it.
+        """
+        h = h.float() if h.dtype in (torch.bfloat16, torch.float16) else h
+        if self.name == "point":
+            return Point(h)
+        parts = h.chunk(self.heads, dim=-1)
+        logvar = parts[1].clamp(*self.logvar_range)
+        if self.name == "normal":
+            return Normal(parts[0], logvar)
+        return SpikeSlab(parts[0], logvar, *self._gate(parts[2]), temperature=self.temperature)
+
+    def _gate(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        if self.gate == "sigmoid":
+            return F.logsigmoid(g), F.logsigmoid(-g)
+        log_on = -F.relu(-g)
+        log_off = (-torch.expm1(log_on)).clamp(min=math.exp(LOG_FLOOR)).log()
+        return log_on, log_off

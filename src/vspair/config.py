@@ -1,0 +1,337 @@
+"""Frozen configurations and their strict reading from TOML.
+
+A run is described by one :class:`Config` of three sections. Keys that do not exist, values of
+the wrong type and numbers out of range are errors that name the nearest right one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from vspair.codes import GateName
+from vspair.errors import VspairError
+from vspair.networks import NetworkConfig
+
+__all__ = [
+    "Config",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "TrainingConfig",
+    "from_dict",
+    "load",
+    "override",
+    "preset",
+    "shipped",
+    "to_toml",
+]
+
+ModelName = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR"]
+PresetName = Literal["paper", "calibrated"]
+Normalisation = Literal["auto", "none", "scalar", "feature"]
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how large.
+
+    Arguments:
+        kind: The model: PAIR, vPAIR, sVAE or vsPAIR.
+        x_size: The number of latent dimensions of the unknown.
+        y_size: The number of latent dimensions of the observation (unused by sVAE).
+        x_network: The encoder and decoder of the unknown.
+        y_network: The encoder and decoder of the observation.
+        map_hidden: The latent map's hidden width; 0 stands for x_size + y_size.
+        map_depth: The latent map's hidden layers; PAIR's map is linear whatever stands here.
+        forward_map: Whether to learn a surrogate forward map from x codes to y codes too.
+        gate: How gate probabilities are read: ``sigmoid`` or the paper's ``exponential``.
+        temperature: The steepness c of the relaxed gate.
+        logvar_range: The bounds that log-variances are clamped to.
+        normalise: How x and y are scaled before the networks see them: by one mean and
+            deviation (``scalar``), by one for each entry (``feature``), not at all (``none``);
+            ``auto`` is ``feature`` for vectors and ``scalar`` for images.
+    """
+
+    kind: ModelName = "vsPAIR"
+    x_size: int = 64
+    y_size: int = 32
+    x_network: NetworkConfig = field(default_factory=NetworkConfig)
+    y_network: NetworkConfig = field(default_factory=NetworkConfig)
+    map_hidden: int = 0
+    map_depth: int = 2
+    forward_map: bool = False
+    gate: GateName = "sigmoid"
+    temperature: float = 50.0
+    logvar_range: tuple[float, float] = (-12.0, 4.0)
+    normalise: Normalisation = "auto"
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The weights of the loss, eq. (14), and the conventions that the paper leaves open.
+
+    Arguments:
+        lambda_x: Weight of the x ELBO (the paper's lambda_1).
+        lambda_y: Weight of the y ELBO (lambda_2).
+        lambda_map: Weight of the latent map's loss (lambda_3).
+        lambda_forward: Weight of the surrogate forward map's loss.
+        lambda_rho: Weight of the Beta prior on rho.
+        lambda_binary: Weight of the penalty on undecided gates (lambda_b).
+        alpha0: First parameter of the Beta prior on rho.
+        beta0: Second parameter of the Beta prior on rho.
+        gamma_x: Weight of the KL to the prior inside the x ELBO.
+        gamma_y: Weight of the KL to the prior inside the y ELBO.
+        half: Whether squared errors carry the factor 1/2 of eq. (5).
+        map: What the map is fitted by: the code's ``parameters``, ``samples``, ``kl``, or the
+            ``decoded`` error in x.
+        sigma: The form of sigma that ``parameters`` compares.
+        target: Whether the map's loss also moves the x encoder (``joint``) or not.
+        reduction: Whether ``parameters`` and ``samples`` add or average over dimensions.
+        gate_prior: What an open gate costs beside the map's KL: its ``kl`` to the prior, or
+            only the ``price`` log((1 - rho) / rho) of being open.
+        rho: How rho is set: by ``gradient``, by its ``closed`` form, or by ``dual`` ascent
+            until ``active`` factors are open.
+        active: The number of open factors that dual ascent steers to; 0 where unused.
+        dual_rate: The largest change of the log-price in one step of dual ascent.
+        price: The price of an open gate at the start of dual ascent.
+        width: The decoder's standard deviation s: fixed at ``unit``, ``learned``, or
+            ``annealed`` from width_start to width_end.
+        width_start: The width at the first step.
+        width_end: The width at the end of annealing.
+        anneal: The share of the training after which annealing ends.
+    """
+
+    lambda_x: float = 1.0
+    lambda_y: float = 1.0
+    lambda_map: float = 1.0
+    lambda_forward: float = 1.0
+    lambda_rho: float = 1.0
+    lambda_binary: float = 0.0
+    alpha0: float = 1.0
+    beta0: float = 1.0
+    gamma_x: float = 1.0
+    gamma_y: float = 1.0
+    half: bool = True
+    map: Literal["parameters", "samples", "kl", "decoded"] = "parameters"
+    sigma: Literal["logvar", "sigma", "variance"] = "logvar"
+    target: Literal["joint", "detached"] = "joint"
+    reduction: Literal["sum", "mean"] = "sum"
+    gate_prior: Literal["kl", "price"] = "kl"
+    rho: Literal["gradient", "closed", "dual"] = "gradient"
+    active: int = 0
+    dual_rate: float = 5e-4
+    price: float = 0.02
+    width: Literal["unit", "learned", "annealed"] = "unit"
+    width_start: float = 1.0
+    width_end: float = 0.1
+    anneal: float = 0.6
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How the model is trained.
+
+    Arguments:
+        epochs: Passes over the training pairs, both stages together.
+        batch_size: Pairs in a step.
+        learning_rate: Adam's step size.
+        schedule: Whether the step size stays ``constant`` or decays as a ``cosine``.
+        seed: Fixes initial weights, split, order and noise.
+        stages: ``joint`` training, or ``two-stage``: first the autoencoders, then the map.
+        first_stage: The share of the epochs for the autoencoders in two-stage training.
+        validation: The share of the pairs that is held out.
+        keep: Whether the run's weights are the ``best`` on the held-out pairs or the ``last``.
+        patience: Stop after this many epochs without improvement; 0 never stops early.
+        clip: The largest norm of the gradient; 0 leaves it alone.
+        checkpoint_seconds: The least time between two checkpoints.
+    """
+
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    seed: int = 0
+    stages: Literal["joint", "two-stage"] = "joint"
+    first_stage: float = 0.6
+    validation: float = 0.1
+    keep: Literal["best", "last"] = "last"
+    patience: int = 0
+    clip: float = 0.0
+    checkpoint_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that describes a run beside its data."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+_POSITIVE = {
+    "x_size", "y_size", "depth", "width", "temperature", "epochs", "batch_size", "learning_rate",
+    "alpha0", "beta0", "dual_rate", "price", "width_start", "width_end",
+}  # fmt: skip
+_SHARE = {"validation", "first_stage", "anneal"}
+_ANY_SIGN = {"seed", "logvar_range"}
+
+
+def _check_range(key: str, value: Any) -> None:
+    name = key.rpartition(".")[2]
+    if name in _ANY_SIGN or isinstance(value, bool | str):
+        return
+    if isinstance(value, tuple):
+        return
+    if name in _POSITIVE and not value > 0:
+        raise VspairError(f"{key} = {value}: expected a number above 0.")
+    if name in _SHARE and not 0 <= value < 1:
+        raise VspairError(f"{key} = {value}: expected a share in [0, 1).")
+    if not value >= 0:
+        raise VspairError(f"{key} = {value}: expected 0 or more.")
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """Return the value as the annotated type, or raise an error that names the key."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type[Any], hint), value, prefix=f"{key}.")
+    if origin is Literal:
+        if value in args:
+            return value
+        near = difflib.get_close_matches(str(value), args, n=1, cutoff=0.4)
+        hint_text = f" Did you mean {near[0]!r}?" if near else ""
+        raise VspairError(f"{key} = {value!r}: expected one of {', '.join(args)}.{hint_text}")
+    if origin is tuple:
+        kinds = (
+            args[:1] * len(value) if args[-1] is Ellipsis and hasattr(value, "__len__") else args
+        )
+        if isinstance(value, list | tuple) and len(value) == len(kinds):
+            return tuple(_convert(v, a, key) for v, a in zip(value, kinds, strict=True))
+        raise VspairError(f"{key} = {value!r}: expected a list of numbers.")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise VspairError(f"{key} = {value!r}: expected {hint.__name__}, got {type(value).__name__}.")
+
+
+def from_dict(cls: type[C], values: Any, prefix: str = "") -> C:
+    """Create a configuration from nested dictionaries, refusing what it does not know."""
+    if not isinstance(values, Mapping):
+        raise VspairError(f"{prefix.rstrip('.')} = {values!r}: expected a section of keys.")
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1, cutoff=0.0)[0]
+            raise VspairError(f"Unknown key {prefix}{name}. Did you mean {prefix}{near}?")
+        arguments[name] = _convert(value, hints[name], prefix + name)
+        if not dataclasses.is_dataclass(arguments[name]):
+            _check_range(prefix + name, arguments[name])
+    return cls(**arguments)
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if nested else value  # type: ignore[arg-type]
+    return merged
+
+
+def override(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return the configuration with nested changes, checked as strictly as a file.
+
+    Example:
+        >>> override(Config(), {"training": {"epochs": 3}}).training.epochs
+        3
+    """
+    return from_dict(Config, _merge(dataclasses.asdict(config), changes))
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_scalar, value)) + "]"
+    return repr(value)
+
+
+def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
+    """Write nested dictionaries of scalars and lists as TOML."""
+    lines = [f"{k} = {_scalar(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
+    for key, section in values.items():
+        if isinstance(section, Mapping):
+            lines += ["", f"[{prefix}{key}]", to_toml(section, f"{prefix}{key}.").strip("\n")]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, with an error that names the file and the line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise VspairError(f"There is no file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VspairError(f"{path} is not valid TOML: {error}.") from None
+
+
+def load(path: str | Path) -> Config:
+    """Read a configuration file; it may name a ``preset`` to start from.
+
+    Keys that the file leaves out keep the preset's value, ``calibrated`` where none is named.
+    """
+    values = read_toml(Path(path))
+    name = values.pop("preset", "calibrated")
+    try:
+        return override(preset(name), values)
+    except VspairError as error:
+        raise VspairError(f"{path}: {error}") from None
+
+
+def shipped(name: str) -> Config:
+    """Return a configuration that comes with the package, such as ``gaussian-paper``."""
+    with resources.as_file(resources.files("vspair") / "configs" / f"{name}.toml") as path:
+        return load(path)
+
+
+def preset(name: PresetName = "calibrated", active: int = 0) -> Config:
+    """Return the objective as printed (``paper``) or the calibrated one.
+
+    Arguments:
+        name: ``paper`` or ``calibrated``.
+        active: With ``calibrated``, the number of factors to steer to; 0 lets every factor
+            pay the price that the closed form of rho sets.
+    """
+    if name == "paper":
+        return Config(
+            model=ModelConfig(gate="exponential", logvar_range=(-30.0, 20.0), normalise="none"),
+            objective=ObjectiveConfig(),
+            training=TrainingConfig(),
+        )
+    if name != "calibrated":
+        raise VspairError(f"preset = {name!r}: expected one of paper, calibrated.")
+    objective = ObjectiveConfig(
+        lambda_y=0.5,
+        gamma_x=0.01,
+        map="kl",
+        gate_prior="price",
+        rho="dual" if active else "closed",
+        active=active,
+        width="learned",
+        width_start=1.0,
+    )
+    training = TrainingConfig(schedule="cosine", keep="best")
+    return Config(model=ModelConfig(), objective=objective, training=training)

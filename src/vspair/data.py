@@ -1,0 +1,149 @@
+"""Pairs: checked, normalised and split.
+
+Everything that enters the library as an array passes through :func:`as_data`, so that a wrong
+array is met here, with its name and the place of the fault, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vspair.errors import VspairError
+
+__all__ = ["Normaliser", "as_data", "as_pairs", "load_array", "split"]
+
+
+def load_array(path: str | Path) -> np.ndarray[Any, Any]:
+    """Read an array from ``file.npy``, ``file.npz:name`` or ``file.h5:name``.
+
+    Pickled contents are never loaded. The name may be left out where a file holds one array.
+    """
+    file, name = _split_name(str(path))
+    if not file.exists():
+        raise VspairError(f"There is no file {file}.")
+    try:
+        if file.suffix == ".npy":
+            return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as archive:
+                return np.asarray(archive[_choose(file, name, list(archive))])
+        if file.suffix in {".h5", ".hdf5"}:
+            return _load_hdf5(file, name)
+    except (OSError, ValueError, EOFError) as error:
+        raise VspairError(f"{file} cannot be read as an array: {error}") from None
+    raise VspairError(f"{file}: expected a file that ends in .npy, .npz, .h5 or .hdf5.")
+
+
+def _split_name(path: str) -> tuple[Path, str]:
+    head, colon, name = path.rpartition(":")
+    return (Path(head), name) if colon and Path(head).suffix else (Path(path), "")
+
+
+def _choose(file: Path, name: str, names: list[str]) -> str:
+    if not name and len(names) == 1:
+        return names[0]
+    if name in names:
+        return name
+    found = ", ".join(names) or "none"
+    raise VspairError(f"{file} holds the arrays: {found}. Name one as {file}:NAME.")
+
+
+def _load_hdf5(file: Path, name: str) -> np.ndarray[Any, Any]:
+    try:
+        import h5py
+    except ImportError:
+        raise VspairError("Reading HDF5 needs h5py: pip install 'vspair[hdf5]'.") from None
+    with h5py.File(file, "r") as archive:
+        return np.asarray(archive[_choose(file, name, list(archive))])
+
+
+def as_data(values: Any, name: str = "x") -> Tensor:
+    """Return an array as a finite float32 or float64 tensor of shape (N, *shape).
+
+    Arguments:
+        values: A tensor or array of N vectors, images, or images with channels.
+        name: What to call it in an error.
+    """
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise VspairError(f"{name} has dtype {array.dtype}: expected real numbers.")
+    if array.ndim not in (2, 3, 4):
+        raise VspairError(
+            f"{name} has shape {array.shape}: expected (N, n) for vectors, (N, H, W) for images "
+            f"or (N, C, H, W) for images with channels. Use {name}[:, None] where each entry is "
+            "one number."
+        )
+    if array.size == 0:
+        raise VspairError(f"{name} has shape {array.shape}: it is empty.")
+    array = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        where = tuple(map(int, bad[0]))
+        raise VspairError(
+            f"{name} holds {len(bad)} values that are not finite, the first, {array[where]}, at "
+            f"index {list(where)}. Remove or fill those entries."
+        )
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def as_pairs(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return x and y as float32 tensors that belong together, pair by pair."""
+    x, y = as_data(x, "x").float(), as_data(y, "y").float()
+    if len(x) != len(y):
+        raise VspairError(f"x has {len(x)} entries and y has {len(y)}: expected as many of each.")
+    for name, t in (("x", x), ("y", y)):
+        if bool((t == t.flatten()[0]).all()):
+            raise VspairError(
+                f"{name} is constant: every value is {t.flatten()[0]:g}. There is nothing to "
+                "learn from it; check how it was made."
+            )
+    return x, y
+
+
+def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the training and of the held-out pairs, fixed by the seed."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    held = min(round(share * n), n - 1) if share else 0
+    return order[held:].sort().values, order[:held].sort().values
+
+
+class Normaliser(nn.Module):
+    """Shifts and scales data, and back; its numbers are saved with the model.
+
+    Arguments:
+        shape: The shape of one datum.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+
+    def fit(self, data: Tensor, how: Literal["auto", "none", "scalar", "feature"]) -> None:
+        """Set mean and deviation from data of shape (N, *shape)."""
+        if how == "auto":
+            how = "feature" if data.ndim == 2 else "scalar"
+        if how == "none":
+            return
+        dims = 0 if how == "feature" else tuple(range(data.ndim))
+        std, mean = torch.std_mean(data.double(), dim=dims, correction=0)
+        # An entry that never changes carries nothing: it is shifted to zero and not scaled.
+        std = torch.where(std > 1e-12 * (1 + mean.abs()), std, 1.0)
+        self.mean.copy_(mean.expand_as(self.mean))
+        self.std.copy_(std.expand_as(self.std))
+
+    def forward(self, data: Tensor) -> Tensor:
+        """Return data as the networks see it."""
+        return (data - self.mean) / self.std
+
+    def inverse(self, data: Tensor) -> Tensor:
+        """Return what the networks say in the data's own units."""
+        return data * self.std + self.mean

@@ -1,0 +1,242 @@
+r"""The loss as a sum of named terms, eq. (14), and two presets of it.
+
+Every term is summed over pixels and latent dimensions and averaged over the batch. The terms
+
+=========== ======================================================== =====================
+name        what it is                                               weight
+=========== ======================================================== =====================
+``x_fit``   :math:`-\log q(x \mid z_x)` for a decoder of width s     lambda_x
+``x_prior`` KL of the x code to its prior, eq. (9)                   lambda_x gamma_x
+``gates``   the price of open gates (with ``gate_prior = "price"``)  lambda_x
+``y_fit``   :math:`-\log q(y \mid z_y)`                              lambda_y
+``y_prior`` KL of the y code to its prior                            lambda_y gamma_y
+``map``     loss of the latent map, eq. (16) or an alternative       lambda_map
+``binary``  :math:`\sum \hat\omega(1-\hat\omega)` of mapped gates    lambda_map lambda_binary
+``forward`` loss of the surrogate forward map                        lambda_forward
+``rho``     negative log-density of Beta(alpha0, beta0), eq. (20)    lambda_rho
+=========== ======================================================== =====================
+
+are logged without their weights. The ``paper`` preset is eq. (14) as printed. The
+``calibrated`` preset turns the same terms into a lower bound on :math:`\log p(x \mid y)`,
+
+.. math:: \log p(x \mid y) \ge \mathbb{E}_{q(z \mid x)} \log \mathcal{N}(x \mid d(z), s^2)
+    - \mathrm{KL}(q(z \mid x) \,\|\, q_M(z \mid y)),
+
+in which the map is the prior of z given y. Its gap closes as s falls, because q(z | x) does not
+see y. An open gate pays a price, :math:`\log((1 - \rho) / \rho)`: its share of the KL to a
+Bernoulli(rho) prior. Dual ascent moves that price until ``active`` factors are worth it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from vspair.codes import Code, Normal, Point, SpikeSlab
+from vspair.config import ObjectiveConfig
+from vspair.errors import VspairError
+from vspair.model import InverseModel, PairedAutoencoder
+
+__all__ = ["Objective", "Stage", "Terms"]
+
+Stage = Literal["joint", "autoencoders", "map"]
+Terms = dict[str, Tensor]
+
+
+def _total(t: Tensor) -> Tensor:
+    """Sum over everything but the batch, then average over the batch."""
+    return t.flatten(1).sum(1).mean()
+
+
+class Objective:
+    """Computes the loss of a model on a batch, and steers rho and the decoder's width.
+
+    Arguments:
+        config: Weights and conventions.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        if config.rho == "dual" and not config.active:
+            raise VspairError("rho = 'dual' steers to a number of factors: set active = K.")
+        if config.rho == "gradient" and config.gate_prior == "price":
+            raise VspairError("A price has no gradient to follow: set rho to 'closed' or 'dual'.")
+        self.config = config
+
+    def prepare(self, model: InverseModel) -> None:
+        """Set which of rho and width are learned, and where they start."""
+        c = self.config
+        model.log_width.requires_grad_(c.width == "learned")
+        model.log_width.data.fill_(0.0 if c.width == "unit" else math.log(c.width_start))
+        if model.rho_logit is not None:
+            model.rho_logit.requires_grad_(c.rho == "gradient")
+            start = -c.price if c.rho == "dual" else 0.0
+            model.rho_logit.data.fill_(start)
+
+    def at(self, model: InverseModel, progress: float) -> None:
+        """Set the annealed width for a share of the training that is done, in [0, 1]."""
+        c = self.config
+        if c.width == "annealed":
+            t = min(progress / c.anneal, 1.0) if c.anneal else 1.0
+            log_width = (1 - t) * math.log(c.width_start) + t * math.log(c.width_end)
+            model.log_width.data.fill_(log_width)
+
+    def settled(self, progress: float) -> bool:
+        """Whether schedules have ended, so that epochs can be compared with each other."""
+        return self.config.width != "annealed" or progress >= self.config.anneal
+
+    def __call__(
+        self,
+        model: InverseModel,
+        x: Tensor,
+        y: Tensor,
+        generator: Generator | None = None,
+        stage: Stage = "joint",
+    ) -> tuple[Tensor, Terms]:
+        """Return the loss and its terms on normalised pairs.
+
+        Arguments:
+            model: The model.
+            x: Normalised unknowns, with shape (B, *x_shape).
+            y: Normalised observations, with shape (B, *y_shape).
+            generator: Draws the codes' samples.
+            stage: All terms (``joint``), those of the autoencoders, or those of the maps.
+        """
+        if isinstance(model, PairedAutoencoder):
+            terms = self._paired(model, x, y, generator, stage)
+        else:
+            terms = self._single(model, x, y, generator)
+        if "x_fit" in terms and model.rho_logit is not None and self.config.gate_prior == "kl":
+            terms["rho"] = self._beta(model.rho_logit)
+        loss = torch.stack([w * terms[k] for k, w in self._weights(stage).items() if k in terms])
+        return loss.sum(), terms
+
+    def _weights(self, stage: Stage) -> dict[str, float]:
+        c = self.config
+        # Before there is a map, the prior takes its place in the conditional bound.
+        gamma_x = 1.0 if stage == "autoencoders" and c.gate_prior == "price" else c.gamma_x
+        return {
+            "x_fit": c.lambda_x,
+            "x_prior": c.lambda_x * gamma_x,
+            "gates": c.lambda_x,
+            "y_fit": c.lambda_y,
+            "y_prior": c.lambda_y * c.gamma_y,
+            "map": c.lambda_map,
+            "binary": c.lambda_map * c.lambda_binary,
+            "forward": c.lambda_forward,
+            "rho": c.lambda_rho,
+        }
+
+    def _single(
+        self, model: InverseModel, x: Tensor, y: Tensor, generator: Generator | None
+    ) -> Terms:
+        code = model.latent(y)
+        fit = self._x_fit(model, x, model.x_decoder(code.rsample(generator)))
+        return {"x_fit": fit, **self._prior(model, code)}
+
+    def _paired(
+        self,
+        model: PairedAutoencoder,
+        x: Tensor,
+        y: Tensor,
+        generator: Generator | None,
+        stage: Stage,
+    ) -> Terms:
+        terms: Terms = {}
+        code_x, code_y = model.x_encoder(x), model.y_encoder(y)
+        if stage != "map":
+            decoded = model.x_decoder(code_x.rsample(generator))
+            terms["x_fit"] = self._x_fit(model, x, decoded)
+            terms |= self._prior(model, code_x)
+            terms["y_fit"] = self._fit(y, model.y_decoder(code_y.rsample(generator)))
+            if isinstance(code_y, Normal):
+                terms["y_prior"] = _total(code_y.kl_standard())
+        if stage == "autoencoders":
+            return terms
+        mapped = model.inverse_map(code_y)
+        decode = model.x_decoder
+        terms["map"] = self._map_loss(mapped, code_x, x, decode, generator)
+        if isinstance(mapped, SpikeSlab) and self.config.lambda_binary:
+            terms["binary"] = _total(mapped.omega * (1 - mapped.omega))
+        if model.forward_map is not None:
+            ahead = model.forward_map(code_x)
+            terms["forward"] = self._map_loss(ahead, code_y, y, model.y_decoder, generator)
+        return terms
+
+    def _fit(self, data: Tensor, decoded: Tensor) -> Tensor:
+        error = _total((data - decoded).square())
+        return 0.5 * error if self.config.half else error
+
+    def _x_fit(self, model: InverseModel, x: Tensor, decoded: Tensor) -> Tensor:
+        if self.config.width == "unit":
+            return self._fit(x, decoded)
+        error = 0.5 * _total((x - decoded).square())
+        return error * torch.exp(-2 * model.log_width) + x[0].numel() * model.log_width
+
+    def _prior(self, model: InverseModel, code: Code) -> Terms:
+        if isinstance(code, Normal):
+            return {"x_prior": _total(code.kl_standard())}
+        if not isinstance(code, SpikeSlab) or model.rho_logit is None:
+            return {}
+        if model.training:
+            self._steer(model.rho_logit, code.omega)
+        if self.config.gate_prior == "price":
+            price = -model.rho_logit
+            return {"x_prior": _total(code.kl_slab()), "gates": price * _total(code.omega)}
+        return {"x_prior": _total(code.kl_slab() + code.kl_gate(model.rho_logit))}
+
+    @torch.no_grad()
+    def _steer(self, rho_logit: nn.Parameter, omega: Tensor) -> None:
+        """Move rho by its closed form or by dual ascent; ``gradient`` leaves it to Adam."""
+        c, open_gates = self.config, omega.sum(-1).mean()
+        if c.rho == "closed":
+            gamma = 1.0 if c.gate_prior == "price" else c.lambda_x * c.gamma_x
+            rho = gamma * open_gates + c.lambda_rho * (c.alpha0 - 1)
+            rho = rho / (gamma * omega.shape[-1] + c.lambda_rho * (c.alpha0 + c.beta0 - 2))
+            rho_logit.copy_(torch.logit(rho.clamp(1e-6, 1 - 1e-6)))
+        elif c.rho == "dual":
+            step = ((open_gates - c.active) / c.active).clamp(-1, 1)
+            rho_logit.mul_(torch.exp(c.dual_rate * step))
+
+    def _beta(self, rho_logit: Tensor) -> Tensor:
+        c, log = self.config, nn.functional.logsigmoid
+        return -((c.alpha0 - 1) * log(rho_logit) + (c.beta0 - 1) * log(-rho_logit))
+
+    def _map_loss(
+        self,
+        mapped: Code,
+        target: Code,
+        data: Tensor,
+        decode: Callable[[Tensor], Tensor],
+        generator: Generator | None,
+    ) -> Tensor:
+        """Return how far a mapped code is from the code it should be."""
+        c = self.config
+        target = target.detach() if c.target == "detached" else target
+        if c.map == "kl":
+            return _total(target.kl(mapped))
+        if c.map == "decoded":
+            return self._fit(data, decode(mapped.rsample(generator)))
+        if c.map == "samples":
+            difference = mapped.rsample(generator) - target.rsample(generator)
+        else:
+            difference = self._compared(mapped) - self._compared(target)
+        squared = difference.square()
+        return _total(squared) if c.reduction == "sum" else squared.mean()
+
+    def _compared(self, code: Code) -> Tensor:
+        """Return the parameters that eq. (16) compares, side by side."""
+        if isinstance(code, Point):
+            return code.z
+        assert isinstance(code, Normal | SpikeSlab)
+        forms = {
+            "logvar": lambda: code.logvar,
+            "sigma": lambda: (0.5 * code.logvar).exp(),
+            "variance": lambda: code.logvar.exp(),
+        }
+        parts = [code.mu, forms[self.config.sigma]()]
+        parts += [code.omega] if isinstance(code, SpikeSlab) else []
+        return torch.cat(parts, dim=-1)

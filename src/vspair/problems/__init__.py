@@ -1,0 +1,1 @@
+"""Inverse problems: pairs, and the exact answer or a floor to compare with."""

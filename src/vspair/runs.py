@@ -1,0 +1,241 @@
+"""The run folder: everything that makes a trained model again, in files that execute nothing.
+
+==========================  ===================================================================
+``config.toml``             sizes, objective and training, read strictly
+``weights.safetensors``     the model, its normalisation included
+``metrics.jsonl``           one line an epoch
+``versions.json``           packages, machine and commit
+``checkpoint.safetensors``  the last state of the training, to resume from
+==========================  ===================================================================
+
+Each file is written beside its place and moved there, so that a full disk or a killed process
+leaves the earlier one whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vspair.config import (
+    Config,
+    ModelConfig,
+    ObjectiveConfig,
+    TrainingConfig,
+    from_dict,
+    read_toml,
+    to_toml,
+)
+from vspair.errors import VspairError
+from vspair.model import InverseModel, build
+
+__all__ = ["Run", "atomically", "commit", "load", "machine", "read_metrics", "versions"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class _Data:
+    x_shape: tuple[int, ...]
+    y_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _RunConfig:
+    data: _Data
+    format: int = FORMAT
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside its place, then move it there; on failure leave the old one alone."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write(part)
+        with part.open("rb") as handle:
+            os.fsync(handle.fileno())
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        kept = " The earlier file is unchanged." if path.exists() else ""
+        raise VspairError(f"Could not write {path}: {error}.{kept}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write named tensors and a JSON header atomically."""
+    plain = {name: t.detach().contiguous() for name, t in tensors.items()}
+    atomically(path, lambda part: save_file(plain, part, metadata={"vspair": json.dumps(header)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read named tensors and their JSON header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = json.loads((file.metadata() or {}).get("vspair", "{}"))
+    except FileNotFoundError:
+        raise VspairError(f"There is no file {path}.") from None
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise VspairError(f"{path} is damaged: {error}. Restore it or train again.") from None
+    return tensors, header
+
+
+def commit() -> str:
+    """Return the commit of the source that is running, or ``unknown`` outside a checkout."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def machine(device: str | torch.device = "cpu") -> str:
+    """Return what the computation runs on, in words."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {os.cpu_count()} cores ({platform.machine()})"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of every package that decides the numbers."""
+    names = ("vspair", "torch", "numpy", "safetensors")
+    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found | {"commit": commit()}
+
+
+class Run:
+    """A run folder on disk.
+
+    Arguments:
+        path: The folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config: Config, model: InverseModel) -> Run:
+        """Make a new folder with its configuration; refuse one that holds anything."""
+        run = cls(path)
+        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+            raise VspairError(
+                f"{run.path} exists already. Name another folder, remove it, or resume it."
+            )
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VspairError(f"Could not make the folder {run.path}: {error}.") from None
+        data = {"x_shape": model.x_shape, "y_shape": model.y_shape}
+        document = {"format": FORMAT, "data": data, **dataclasses.asdict(config)}
+        write_text(run.path / "config.toml", to_toml(document))
+        write_text(run.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
+        return run
+
+    def _config(self) -> _RunConfig:
+        path = self.path / "config.toml"
+        if not path.is_file():
+            raise VspairError(
+                f"{self.path} is not a run folder: it has no config.toml. Name the folder that "
+                "'vspair fit' wrote."
+            )
+        values = read_toml(path)
+        if "data" not in values or "format" not in values:
+            raise VspairError(f"{path} was not written by vspair: it lacks format and [data].")
+        try:
+            config = from_dict(_RunConfig, values)
+        except VspairError as error:
+            raise VspairError(f"{path}: {error}") from None
+        if config.format > FORMAT:
+            raise VspairError(
+                f"{path} has format {config.format}; this version reads up to {FORMAT}. "
+                "Upgrade vspair."
+            )
+        return config
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the run was made with."""
+        c = self._config()
+        return Config(c.model, c.objective, c.training)
+
+    def blank(self) -> InverseModel:
+        """Return the run's model with weights yet to be filled."""
+        c = self._config()
+        with torch.random.fork_rng(devices=[]):
+            return build(c.model, c.data.x_shape, c.data.y_shape)
+
+    def save_weights(self, model: InverseModel | Mapping[str, Tensor], epoch: int) -> None:
+        """Write the model's weights."""
+        state = model.state_dict() if isinstance(model, InverseModel) else model
+        write_tensors(self.path / "weights.safetensors", state, {"epoch": epoch})
+
+    def load(self, device: str | torch.device = "cpu") -> InverseModel:
+        """Return the trained model, ready to invert."""
+        model = self.blank()
+        path = self.path / "weights.safetensors"
+        tensors, _ = read_tensors(path)
+        expected = model.state_dict()
+        wrong = set(expected) ^ set(tensors)
+        wrong |= {k for k in set(expected) & set(tensors) if expected[k].shape != tensors[k].shape}
+        if wrong:
+            raise VspairError(
+                f"{path} does not fit config.toml: {len(wrong)} tensors differ, for example "
+                f"{min(wrong)}. One of the two files belongs to another run."
+            )
+        model.load_state_dict(tensors)
+        return model.to(device).eval()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return one dictionary an epoch."""
+        return read_metrics(self.path / "metrics.jsonl")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> InverseModel:
+    """Return the trained model of a run folder.
+
+    Arguments:
+        path: The folder that :func:`vspair.fit` or ``vspair fit`` wrote.
+        device: Where to put the model.
+    """
+    return Run(path).load(device)
