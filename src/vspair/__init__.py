@@ -14,6 +14,8 @@ from vspair.codes import SpikeSlab as SpikeSlab
 from vspair.config import Config as Config
 from vspair.config import preset as preset
 from vspair.errors import VspairError as VspairError
+from vspair.evaluation import evaluate as evaluate
+from vspair.evaluation import invert as invert
 from vspair.model import InverseModel as InverseModel
 from vspair.model import PairedAutoencoder as PairedAutoencoder
 from vspair.model import SparseVAE as SparseVAE

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -116,7 +116,7 @@ class Point(Code):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Return 0 where z is the point and minus infinity elsewhere (counting measure)."""
-        return torch.where(z == self.z, 0.0, -math.inf)
+        return torch.where(z == self.z, torch.zeros_like(z), -math.inf)
 
     def kl(self, other: Point) -> Tensor:
         """Return half the squared distance: the KL of two unit normals at the points.
@@ -177,10 +177,14 @@ class SpikeSlab(Code):
         log_off: The log-probability that it is absent, with shape (*, l).
         temperature: The steepness c of the gate's relaxation (appendix A).
 
+    Attributes:
+        omega: The probability that each factor is present, with shape (*, l).
+        absent: The probability that it is absent, 1 - omega, with shape (*, l).
+
     Example:
-        >>> code = SpikeSlab.of(torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor([1.0, 0.0]))
+        >>> code = SpikeSlab.of(torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor([1.0, 0.5]))
         >>> code.mean
-        tensor([1., 0.])
+        tensor([1., 1.])
     """
 
     mu: Tensor
@@ -188,7 +192,15 @@ class SpikeSlab(Code):
     log_on: Tensor
     log_off: Tensor
     temperature: float = 50.0
+    omega: Tensor = field(init=False, repr=False)
+    absent: Tensor = field(init=False, repr=False)
     heads: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        # Used by every method, so computed once, and with the code itself: a value that was
+        # first asked for without gradients must not cut the graph.
+        object.__setattr__(self, "omega", self.log_on.exp())
+        object.__setattr__(self, "absent", self.log_off.exp())
 
     @classmethod
     def of(cls, mu: Tensor, logvar: Tensor, omega: Tensor, temperature: float = 50.0) -> Self:
@@ -202,11 +214,6 @@ class SpikeSlab(Code):
         parts = (self.mu, self.logvar, self.log_on, self.log_off)
         mu, logvar, log_on, log_off = (getattr(t, f)(*args) for t in parts)
         return type(self)(mu, logvar, log_on, log_off, self.temperature)
-
-    @property
-    def omega(self) -> Tensor:
-        """The probability that each factor is present, with shape (*, l)."""
-        return self.log_on.exp()
 
     @property
     def mean(self) -> Tensor:  # noqa: D102
@@ -225,7 +232,7 @@ class SpikeSlab(Code):
     @property
     def structural_variance(self) -> Tensor:
         """The part from whether it is present, omega (1 - omega) mu^2, with shape (*, l)."""
-        return self.omega * self.log_off.exp() * self.mu.square()
+        return self.omega * self.absent * self.mu.square()
 
     @property
     def features(self) -> Tensor:  # noqa: D102
@@ -255,8 +262,8 @@ class SpikeSlab(Code):
         return slab + self._gate_kl(other.log_on, other.log_off)
 
     def _gate_kl(self, log_on: Tensor, log_off: Tensor) -> Tensor:
-        on, off = self.log_on.exp(), self.log_off.exp()
-        return on * (self.log_on - log_on) + off * (self.log_off - log_off)
+        present = self.omega * (self.log_on - log_on)
+        return present + self.absent * (self.log_off - log_off)
 
     def kl_slab(self) -> Tensor:
         r"""Return the slab's part of the KL to the prior, eq. (9), with shape (*, l)."""
@@ -272,7 +279,8 @@ class SpikeSlab(Code):
 
     def kl_prior(self, rho: float | Tensor) -> Tensor:
         """Return the KL to the spike-and-slab prior of weight rho, eq. (9), with shape (*, l)."""
-        logit = torch.logit(torch.as_tensor(rho, dtype=self.mu.dtype, device=self.mu.device))
+        rho = torch.as_tensor(rho, dtype=self.mu.dtype, device=self.mu.device)
+        logit = torch.logit(rho, eps=1e-7)
         return self.kl_slab() + self.kl_gate(logit)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import math
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -97,11 +99,12 @@ class ObjectiveConfig:
         reduction: Whether ``parameters`` and ``samples`` add or average over dimensions.
         gate_prior: What an open gate costs beside the map's KL: its ``kl`` to the prior, or
             only the ``price`` log((1 - rho) / rho) of being open.
-        rho: How rho is set: by ``gradient``, by its ``closed`` form, or by ``dual`` ascent
-            until ``active`` factors are open.
+        rho: How rho is set: by ``gradient`` or its ``closed`` form (with ``kl``); ``fixed`` by
+            the price, or moved by ``dual`` ascent until ``active`` factors are open.
         active: The number of open factors that dual ascent steers to; 0 where unused.
-        dual_rate: The largest change of the log-price in one step of dual ascent.
-        price: The price of an open gate at the start of dual ascent.
+        dual_rate: The largest change of the log-price in one step of dual ascent; 0 lets it
+            move by 20 over the whole training.
+        price: The price of an open gate in nats, ``fixed`` or at the start of dual ascent.
         width: The decoder's standard deviation s: fixed at ``unit``, ``learned``, or
             ``annealed`` from width_start to width_end.
         width_start: The width at the first step.
@@ -125,9 +128,9 @@ class ObjectiveConfig:
     target: Literal["joint", "detached"] = "joint"
     reduction: Literal["sum", "mean"] = "sum"
     gate_prior: Literal["kl", "price"] = "kl"
-    rho: Literal["gradient", "closed", "dual"] = "gradient"
+    rho: Literal["gradient", "closed", "fixed", "dual"] = "gradient"
     active: int = 0
-    dual_rate: float = 5e-4
+    dual_rate: float = 0.0
     price: float = 0.02
     width: Literal["unit", "learned", "annealed"] = "unit"
     width_start: float = 1.0
@@ -179,17 +182,21 @@ class Config:
 
 _POSITIVE = {
     "x_size", "y_size", "depth", "width", "temperature", "epochs", "batch_size", "learning_rate",
-    "alpha0", "beta0", "dual_rate", "price", "width_start", "width_end",
+    "alpha0", "beta0", "price", "width_start", "width_end",
 }  # fmt: skip
 _SHARE = {"validation", "first_stage", "anneal"}
-_ANY_SIGN = {"seed", "logvar_range"}
+_ANY_SIGN = {"seed"}
 
 
 def _check_range(key: str, value: Any) -> None:
     name = key.rpartition(".")[2]
-    if name in _ANY_SIGN or isinstance(value, bool | str):
-        return
+    if name == "logvar_range" and not -math.inf < value[0] < value[1] < math.inf:
+        raise VspairError(f"{key} = {list(value)}: expected a lower and an upper bound.")
     if isinstance(value, tuple):
+        return
+    if isinstance(value, float) and math.isinf(value):
+        raise VspairError(f"{key} = {value}: expected a finite number.")
+    if name in _ANY_SIGN or isinstance(value, bool | str):
         return
     if name in _POSITIVE and not value > 0:
         raise VspairError(f"{key} = {value}: expected a number above 0.")
@@ -207,8 +214,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        near = difflib.get_close_matches(str(value), args, n=1, cutoff=0.4)
-        hint_text = f" Did you mean {near[0]!r}?" if near else ""
+        names = {str(a).lower(): a for a in args}
+        near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.4)
+        hint_text = f" Did you mean {names[near[0]]!r}?" if near else ""
         raise VspairError(f"{key} = {value!r}: expected one of {', '.join(args)}.{hint_text}")
     if origin is tuple:
         kinds = (
@@ -263,7 +271,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_scalar, value)) + "]"
     return repr(value)
@@ -282,8 +290,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, with an error that names the file and the line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise VspairError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise VspairError(f"There is no file {path} to read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VspairError(f"{path} is not valid TOML: {error}.") from None
 
@@ -312,8 +320,8 @@ def preset(name: PresetName = "calibrated", active: int = 0) -> Config:
 
     Arguments:
         name: ``paper`` or ``calibrated``.
-        active: With ``calibrated``, the number of factors to steer to; 0 lets every factor
-            pay the price that the closed form of rho sets.
+        active: With ``calibrated``, the number of factors to steer to; 0 keeps each factor
+            that is worth a small fixed price.
     """
     if name == "paper":
         return Config(
@@ -328,10 +336,10 @@ def preset(name: PresetName = "calibrated", active: int = 0) -> Config:
         gamma_x=0.01,
         map="kl",
         gate_prior="price",
-        rho="dual" if active else "closed",
+        rho="dual" if active else "fixed",
         active=active,
         width="learned",
-        width_start=1.0,
+        width_start=0.5,
     )
     training = TrainingConfig(schedule="cosine", keep="best")
     return Config(model=ModelConfig(), objective=objective, training=training)

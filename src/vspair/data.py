@@ -81,7 +81,7 @@ def as_data(values: Any, name: str = "x") -> Tensor:
     if array.size == 0:
         raise VspairError(f"{name} has shape {array.shape}: it is empty.")
     array = array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    bad = np.argwhere(~np.isfinite(array))
+    bad = np.argwhere(~(np.abs(array) <= np.finfo(np.float32).max))
     if len(bad):
         where = tuple(map(int, bad[0]))
         raise VspairError(

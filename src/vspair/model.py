@@ -8,10 +8,10 @@ returns data in its own units.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from vspair.config import ModelConfig
 from vspair.data import Normaliser, as_data
 from vspair.errors import VspairError
 from vspair.networks import Decoder, Encoder, LatentMap
-from vspair.posterior import Posterior
+from vspair.posterior import Posterior, evaluating
 
 __all__ = ["InverseModel", "PairedAutoencoder", "SparseVAE", "build"]
 
@@ -60,12 +60,12 @@ class InverseModel(nn.Module):
     @property
     def rho(self) -> Tensor | None:
         """The prior probability that a factor is present, a scalar."""
-        return None if self.rho_logit is None else torch.sigmoid(self.rho_logit)
+        return None if self.rho_logit is None else torch.sigmoid(self.rho_logit.detach())
 
     @property
     def width(self) -> Tensor:
         """The decoder's standard deviation s in normalised units, a scalar."""
-        return self.log_width.exp()
+        return self.log_width.detach().exp()
 
     def posterior(self, y: Any, *, noise: bool = False) -> Posterior:
         """Return what the model believes of x, given observations in their own units.
@@ -75,15 +75,19 @@ class InverseModel(nn.Module):
             noise: Whether samples include the decoder's noise of width s. The paper's do not.
         """
         y, single = self._observations(y)
-        training = self.training
-        self.eval()
-        with torch.no_grad():
+        with evaluating(self), torch.no_grad():
             code = self.latent(self.y_normaliser(y))
-        self.train(training)
         return Posterior(self, code, noise=noise, single=single)
 
     def _observations(self, y: Any) -> tuple[Tensor, bool]:
-        shape = tuple(y.shape) if hasattr(y, "shape") else tuple(torch.as_tensor(y).shape)
+        if not isinstance(y, Tensor):
+            try:
+                y = np.asarray(y)
+            except ValueError:
+                raise VspairError(
+                    "y is a ragged list: expected observations of one shape."
+                ) from None
+        shape = tuple(y.shape)
         single = shape == self.y_shape
         if not single and shape[1:] != self.y_shape:
             raise VspairError(
@@ -192,17 +196,3 @@ def build(config: ModelConfig, x_shape: Shape, y_shape: Shape) -> InverseModel:
     if config.kind == "sVAE":
         return SparseVAE(config, x_shape, y_shape, x_family)
     return PairedAutoencoder(config, x_shape, y_shape, x_family, y_family)
-
-
-def describe(model: InverseModel) -> dict[str, Any]:
-    """Return kind, sizes, parameters, rho and width, as ``vspair info`` prints them."""
-    rho = model.rho
-    return {
-        "model": model.config.kind,
-        "x_shape": list(model.x_shape),
-        "y_shape": list(model.y_shape),
-        "latent": model.config.x_size,
-        "parameters": model.n_parameters,
-        "rho": None if rho is None else float(rho),
-        "width": math.exp(float(model.log_width)),
-    }

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -46,10 +46,13 @@ __all__ = ["Objective", "Stage", "Terms"]
 Stage = Literal["joint", "autoencoders", "map"]
 Terms = dict[str, Tensor]
 
+DUAL_RANGE = 20.0
+"""How far the logarithm of the price can move in a whole training, where no rate is set."""
+
 
 def _total(t: Tensor) -> Tensor:
     """Sum over everything but the batch, then average over the batch."""
-    return t.flatten(1).sum(1).mean()
+    return t.sum() / len(t)
 
 
 class Objective:
@@ -57,14 +60,18 @@ class Objective:
 
     Arguments:
         config: Weights and conventions.
+        steps: The steps of the whole training, by which dual ascent is paced.
     """
 
-    def __init__(self, config: ObjectiveConfig) -> None:
+    def __init__(self, config: ObjectiveConfig, steps: int = 0) -> None:
         if config.rho == "dual" and not config.active:
             raise VspairError("rho = 'dual' steers to a number of factors: set active = K.")
-        if config.rho == "gradient" and config.gate_prior == "price":
-            raise VspairError("A price has no gradient to follow: set rho to 'closed' or 'dual'.")
+        if config.rho in ("gradient", "closed") and config.gate_prior == "price":
+            # Without the KL's entropy, the price would run away with the gates it opens or shuts.
+            raise VspairError("gate_prior = 'price' needs rho = 'fixed' or 'dual'.")
         self.config = config
+        self._cache: dict[Any, Tensor] = {}
+        self.dual_rate = config.dual_rate or (DUAL_RANGE / steps if steps else 5e-4)
 
     def prepare(self, model: InverseModel) -> None:
         """Set which of rho and width are learned, and where they start."""
@@ -73,8 +80,7 @@ class Objective:
         model.log_width.data.fill_(0.0 if c.width == "unit" else math.log(c.width_start))
         if model.rho_logit is not None:
             model.rho_logit.requires_grad_(c.rho == "gradient")
-            start = -c.price if c.rho == "dual" else 0.0
-            model.rho_logit.data.fill_(start)
+            model.rho_logit.data.fill_(-c.price if c.rho in ("fixed", "dual") else 0.0)
 
     def at(self, model: InverseModel, progress: float) -> None:
         """Set the annealed width for a share of the training that is done, in [0, 1]."""
@@ -111,10 +117,19 @@ class Objective:
             terms = self._single(model, x, y, generator)
         if "x_fit" in terms and model.rho_logit is not None and self.config.gate_prior == "kl":
             terms["rho"] = self._beta(model.rho_logit)
-        loss = torch.stack([w * terms[k] for k, w in self._weights(stage).items() if k in terms])
-        return loss.sum(), terms
+        values = torch.stack(tuple(terms.values()))
+        return values @ self._weights(stage, tuple(terms), values), terms
 
-    def _weights(self, stage: Stage) -> dict[str, float]:
+    def _weights(self, stage: Stage, names: tuple[str, ...], values: Tensor) -> Tensor:
+        """Return the weights of named terms, from a cache: this runs at every step."""
+        key = (stage, names, values.device, values.dtype)
+        if key not in self._cache:
+            table = self.weights(stage)
+            self._cache[key] = values.new_tensor([table[name] for name in names])
+        return self._cache[key]
+
+    def weights(self, stage: Stage = "joint") -> dict[str, float]:
+        """Return the weight of every term."""
         c = self.config
         # Before there is a map, the prior takes its place in the conditional bound.
         gamma_x = 1.0 if stage == "autoencoders" and c.gate_prior == "price" else c.gamma_x
@@ -190,20 +205,21 @@ class Objective:
 
     @torch.no_grad()
     def _steer(self, rho_logit: nn.Parameter, omega: Tensor) -> None:
-        """Move rho by its closed form or by dual ascent; ``gradient`` leaves it to Adam."""
+        """Move rho by its closed form or by dual ascent, where either is asked for."""
         c, open_gates = self.config, omega.sum(-1).mean()
         if c.rho == "closed":
-            gamma = 1.0 if c.gate_prior == "price" else c.lambda_x * c.gamma_x
+            gamma = c.lambda_x * c.gamma_x
             rho = gamma * open_gates + c.lambda_rho * (c.alpha0 - 1)
             rho = rho / (gamma * omega.shape[-1] + c.lambda_rho * (c.alpha0 + c.beta0 - 2))
             rho_logit.copy_(torch.logit(rho.clamp(1e-6, 1 - 1e-6)))
         elif c.rho == "dual":
             step = ((open_gates - c.active) / c.active).clamp(-1, 1)
-            rho_logit.mul_(torch.exp(c.dual_rate * step))
+            rho_logit.mul_(torch.exp(self.dual_rate * step))
 
     def _beta(self, rho_logit: Tensor) -> Tensor:
-        c, log = self.config, nn.functional.logsigmoid
-        return -((c.alpha0 - 1) * log(rho_logit) + (c.beta0 - 1) * log(-rho_logit))
+        a, b, log = self.config.alpha0 - 1, self.config.beta0 - 1, nn.functional.logsigmoid
+        off = -b * log(-rho_logit)
+        return off - a * log(rho_logit) if a else off
 
     def _map_loss(
         self,

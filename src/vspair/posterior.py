@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from vspair.codes import Code, SpikeSlab
 from vspair.errors import VspairError
@@ -61,30 +62,38 @@ class Posterior:
     @torch.no_grad()
     def decode(self, z: Tensor) -> Tensor:
         """Return latent vectors of shape (..., l) as unknowns of shape (..., *x_shape)."""
-        training = self.model.training
-        self.model.eval()
         flat = z.reshape(-1, z.shape[-1])
-        parts = [self.model.x_decoder(part) for part in flat.split(self.chunk)]
-        self.model.train(training)
+        with evaluating(self.model):
+            parts = [self.model.x_decoder(part) for part in flat.split(self.chunk)]
         x = self.model.x_normaliser.inverse(torch.cat(parts))
         return x.reshape(*z.shape[:-1], *self.model.x_shape)
 
-    def _draws(self, n: int, generator: Generator | None) -> Iterator[Tensor]:
-        """Yield decoded samples of shape (m, B, *x_shape), at most ``chunk`` images each."""
-        if n < 1:
-            raise VspairError(f"n = {n}: expected at least one sample.")
-        step = max(1, self.chunk // len(self))
+    def _draws(
+        self, n: int, generator: Generator | None, rows: slice = slice(None)
+    ) -> Iterator[Tensor]:
+        """Yield decoded samples of shape (m, B, *x_shape), at most ``chunk`` images each.
+
+        Whatever the chunk and the rows, a sample's noise is drawn for the whole batch.
+        """
+        _at_least_one(n)
+        step = max(1, self.chunk // len(range(len(self))[rows]))
         for start in range(0, n, step):
             count = min(step, n - start)
-            z = torch.stack([self.code.rsample(generator) for _ in range(count)])
-            x = self.decode(z)
-            if self.noise:
-                x = x + self._noise(x, generator)
+            drawn = [self._draw(generator, rows) for _ in range(count)]
+            x = self.decode(torch.stack([z for z, _ in drawn]))
+            for image, (_, noise) in zip(x, drawn, strict=True):
+                if noise is not None:
+                    image += noise
             yield x
 
-    def _noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        unit = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
-        return unit * self.model.width.detach() * self.model.x_normaliser.std
+    def _draw(self, generator: Generator | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Return one latent sample, and its noise in the data's units where asked for."""
+        z = self.code.rsample(generator)
+        if not self.noise:
+            return z[rows], None
+        shape = (len(z), *self.model.x_shape)
+        unit = torch.randn(shape, dtype=z.dtype, device=z.device, generator=generator)
+        return z[rows], unit[rows] * self.model.width * self.model.x_normaliser.std
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
         """Draw n unknowns for each observation, with shape (n, B, *x_shape)."""
@@ -127,29 +136,28 @@ class Posterior:
         """
         if not 0 < level < 1:
             raise VspairError(f"level = {level}: expected a probability between 0 and 1.")
+        _at_least_one(n)
         tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        seed = int(torch.randint(2**62, (), generator=_on_cpu(generator)))
         rows = max(1, _BLOCK // (n * math.prod(self.model.x_shape)))
         ends = [
-            self._part(slice(i, i + rows))._quantiles(tails, n, generator)
-            for i in range(0, len(self), rows)
+            self._quantiles(slice(i, i + rows), tails, n, seed) for i in range(0, len(self), rows)
         ]
         low, high = torch.cat(ends, dim=1)
         return self._squeeze(low), self._squeeze(high)
 
-    def _part(self, index: slice) -> Posterior:
-        return Posterior(self.model, self.code[index], noise=self.noise, chunk=self.chunk)
-
-    def _quantiles(self, tails: Tensor, n: int, generator: Generator | None) -> Tensor:
+    def _quantiles(self, rows: slice, tails: Tensor, n: int, seed: int) -> Tensor:
         """Return quantiles of shape (2, B, *x_shape), block of pixels by block of pixels."""
-        pixels = math.prod(self.model.x_shape)
-        block = max(1, _BLOCK // (n * len(self)))
-        seed = int(torch.randint(2**62, (), generator=_on_cpu(generator)))
+        pixels, size = math.prod(self.model.x_shape), len(range(len(self))[rows])
+        block = max(1, _BLOCK // (n * size))
         parts = []
         for start in range(0, pixels, block):
             again = torch.Generator(self.code.mean.device).manual_seed(seed)
-            kept = [x.flatten(2)[:, :, start : start + block] for x in self._draws(n, again)]
+            draws = self._draws(n, again, rows)
+            # Clones: a view would keep the whole of every decoded image alive.
+            kept = [x.flatten(2)[:, :, start : start + block].clone() for x in draws]
             parts.append(_quantile(torch.cat(kept), tails))
-        return torch.cat(parts, dim=-1).reshape(2, len(self), *self.model.x_shape)
+        return torch.cat(parts, dim=-1).reshape(2, size, *self.model.x_shape)
 
     def approximate_mean(self) -> Tensor:
         """Return the decoded mean code, d(omega * mu), with shape (B, *x_shape)."""
@@ -163,10 +171,30 @@ class Posterior:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the code's parameters by name, each of shape (B, l)."""
-        code, named = self.code, {"mean": self.code.mean, "variance": self.code.variance}
+        code, sigma = self.code, self.code.variance.sqrt()
         if isinstance(code, SpikeSlab):
-            named = {"mu": code.mu, "sigma": (0.5 * code.logvar).exp(), "omega": code.omega}
+            sigma = code.slab.variance.sqrt()
+            named = {"mu": code.mu, "sigma": sigma, "omega": code.omega}
+        else:
+            named = {"mu": code.mean, "sigma": sigma}
         return {name: self._squeeze(t) for name, t in named.items()}
+
+
+def _at_least_one(n: int) -> None:
+    if n < 1:
+        raise VspairError(f"n = {n}: expected at least one sample.")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and every part of it back into the mode it was in."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _on_cpu(generator: Generator | None) -> Generator | None:

@@ -43,7 +43,17 @@ from vspair.config import (
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 
-__all__ = ["Run", "atomically", "commit", "load", "machine", "read_metrics", "versions"]
+__all__ = [
+    "Run",
+    "atomically",
+    "commit",
+    "describe",
+    "load",
+    "machine",
+    "pick_device",
+    "read_metrics",
+    "versions",
+]
 
 FORMAT = 1
 
@@ -110,6 +120,17 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip()
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of a name; ``auto`` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise VspairError(f"device = {name!r} cannot be used: {reason}. Try cpu.") from None
 
 
 def machine(device: str | torch.device = "cpu") -> str:
@@ -231,11 +252,45 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> InverseModel:
+def load(path: str | Path, device: str = "cpu") -> InverseModel:
     """Return the trained model of a run folder.
 
     Arguments:
         path: The folder that :func:`vspair.fit` or ``vspair fit`` wrote.
-        device: Where to put the model.
+        device: Where to put the model: ``cpu``, ``cuda``, or ``auto``.
     """
-    return Run(path).load(device)
+    return Run(path).load(pick_device(device))
+
+
+def describe(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Return what a run folder holds, by section: model, training, last epoch, versions."""
+    run = Run(path)
+    config, model, rows = run.config, run.load(), run.metrics()
+    rho = model.rho
+    sizes = {
+        "kind": config.model.kind,
+        "x_shape": model.x_shape,
+        "y_shape": model.y_shape,
+        "x_size": config.model.x_size,
+        "y_size": config.model.y_size,
+        "parameters": model.n_parameters,
+        "decoder width": float(model.width),
+    }
+    if rho is not None:
+        sizes["rho"] = float(rho)
+    training = {
+        "epochs": f"{len(rows)} of {config.training.epochs}",
+        "pairs in a step": config.training.batch_size,
+        "map": config.objective.map,
+        "active asked for": config.objective.active or "as the objective decides",
+        "seed": config.training.seed,
+    }
+    file = run.path / "versions.json"
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    sections: dict[str, dict[str, Any]] = {
+        "model": sizes,
+        "training": training,
+        "last epoch": rows[-1] if rows else {},
+    }
+    sections["versions"] = kept
+    return {k: v for k, v in sections.items() if v}

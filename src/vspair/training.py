@@ -26,11 +26,12 @@ from vspair.codes import SpikeSlab
 from vspair.config import Config, ModelConfig, PresetName
 from vspair.data import as_pairs, split
 from vspair.errors import VspairError
+from vspair.metrics import energy_score
 from vspair.model import InverseModel, PairedAutoencoder, build
 from vspair.networks import NetworkConfig
 from vspair.objective import Objective, Stage
 from vspair.progress import Progress
-from vspair.runs import Run, read_tensors, write_tensors, write_text
+from vspair.runs import Run, pick_device, read_tensors, write_tensors, write_text
 
 __all__ = ["Interrupted", "Trainer", "fit", "suggest"]
 
@@ -86,7 +87,6 @@ class Trainer:
         self, model: InverseModel, config: Config, x: Tensor, y: Tensor, run: Run | None = None
     ) -> None:
         self.model, self.config, self.run = model, config, run
-        self.objective = Objective(config.objective)
         self.device = model.log_width.device
         train, held = split(len(x), config.training.validation, config.training.seed)
         with torch.no_grad():
@@ -95,12 +95,15 @@ class Trainer:
         self.x_held, self.y_held = x[held], y[held]
         if len(self.x) < 2:
             raise VspairError(f"{len(self.x)} pairs are left to train on: expected at least 2.")
+        self.objective = Objective(config.objective, self.steps * config.training.epochs)
         self.state = _State()
-        self.sums: dict[str, Tensor] = {}
+        self.names: list[str] = []
+        self.sums = torch.zeros(0, device=self.device)
         self.generator = Generator(self.device)
         self.best_weights: dict[str, Tensor] | None = None
+        self.parameters = list(model.parameters())
         self.optimiser = torch.optim.Adam(
-            model.parameters(), lr=config.training.learning_rate, fused=True
+            self.parameters, lr=config.training.learning_rate, fused=True
         )
 
     # -- schedule ---------------------------------------------------------------------------
@@ -145,7 +148,7 @@ class Trainer:
         order = torch.randperm(len(self.x), generator=Generator().manual_seed(seed))
         if self.state.step == 0:
             self.generator.manual_seed(seed)
-            self.sums = {}
+            self.names = []
         return order.to(self.device)
 
     def _step(self, batch: Tensor, stage: Stage, progress: float) -> None:
@@ -157,14 +160,15 @@ class Trainer:
         loss, terms = self.objective(
             self.model, self.x[batch], self.y[batch], self.generator, stage
         )
-        self.optimiser.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         loss.backward()
         if t.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), t.clip)
+            nn.utils.clip_grad_norm_(self.parameters, t.clip)
         self.optimiser.step()
-        for name, value in (("loss", loss), *terms.items()):
-            value = value.detach()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        values = torch.stack((loss, *terms.values())).detach()
+        self.sums = self.sums + values if self.names else values
+        self.names = ["loss", *terms]
 
     def _epoch(self, stop: threading.Event, progress: Progress) -> bool:
         """Run what is left of an epoch; return whether it was finished."""
@@ -208,7 +212,7 @@ class Trainer:
 
     def _row(self, stage: Stage, seconds: float) -> dict[str, Any]:
         row: dict[str, Any] = {"epoch": self.state.epoch, "stage": stage}
-        row |= {k: float(v) / self.steps for k, v in self.sums.items()}
+        row |= dict(zip(self.names, (self.sums / self.steps).tolist(), strict=True))
         row |= self.validate()
         if self.model.rho_logit is not None:
             row["rho"] = float(torch.sigmoid(self.model.rho_logit.detach()))
@@ -299,11 +303,11 @@ class Trainer:
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         for i, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"adam.{i}.{k}": v for k, v in state.items()}
-        tensors |= {f"sum.{k}": v for k, v in self.sums.items()}
         tensors |= {f"best.{k}": v for k, v in (self.best_weights or {}).items()}
-        tensors["generator"] = self.generator.get_state()
+        tensors |= {"sums": self.sums, "generator": self.generator.get_state()}
         self.run.save_weights(self.best_weights or self.model, self.state.epoch)
-        write_tensors(self.run.path / "checkpoint.safetensors", tensors, asdict(self.state))
+        header = asdict(self.state) | {"names": self.names}
+        write_tensors(self.run.path / "checkpoint.safetensors", tensors, header)
         self._saved = time.monotonic()
 
     def resume(self) -> None:
@@ -317,10 +321,11 @@ class Trainer:
         for name, value in tensors.items():
             head, _, tail = name.partition(".")
             groups.setdefault(head, {})[tail] = value
+        self.names = header.pop("names")
         self.state = _State(**header)
         self.model.load_state_dict(groups["model"])
         self.best_weights = groups.get("best")
-        self.sums = {k: v.to(self.device) for k, v in groups.get("sum", {}).items()}
+        self.sums = tensors["sums"].to(self.device)
         self.generator.set_state(tensors["generator"])
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in groups.get("adam", {}).items():
@@ -328,17 +333,6 @@ class Trainer:
             moments.setdefault(int(index), {})[key] = value
         plain = self.optimiser.state_dict()
         self.optimiser.load_state_dict({**plain, "state": moments})
-
-
-def energy_score(samples: Tensor, x: Tensor) -> Tensor:
-    """Return the energy score of samples (n, B, *shape) for truths (B, *shape), shape (B,)."""
-    flat, truth = samples.flatten(2), x.flatten(1)
-    n = len(flat)
-    error = (flat - truth).norm(dim=-1).mean(0)
-    if n < 2:
-        return error
-    spread = sum((flat[i] - flat[:i]).norm(dim=-1).sum(0) for i in range(1, n))
-    return error - spread / (n * (n - 1))
 
 
 def suggest(x_shape: tuple[int, ...], y_shape: tuple[int, ...], active: int = 0) -> ModelConfig:
@@ -422,11 +416,11 @@ def fit(
         torch.Size([5, 2])
     """
     x, y = as_pairs(x, y)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    where = pick_device(device)
     if resume:
         if out is None:
             raise VspairError("resume = True needs the run folder: give out = FOLDER.")
-        return _resume(x, y, Run(out), device, progress, bool(changes or config or active))
+        return _resume(x, y, Run(out), where, progress, bool(changes or config or active))
     shapes = tuple(x.shape[1:]), tuple(y.shape[1:])
     config = _configure(config, preset, active, shapes, changes)
     with torch.random.fork_rng(devices=[]):
@@ -437,12 +431,12 @@ def fit(
     model.y_normaliser.fit(y[train], config.model.normalise)
     Objective(config.objective).prepare(model)
     run = Run.create(out, config, model) if out is not None else None
-    Trainer(model.to(device), config, x, y, run).train(progress)
+    Trainer(model.to(where), config, x, y, run).train(progress)
     return model
 
 
 def _resume(
-    x: Tensor, y: Tensor, run: Run, device: str, progress: bool, changed: bool
+    x: Tensor, y: Tensor, run: Run, device: torch.device, progress: bool, changed: bool
 ) -> InverseModel:
     if changed:
         raise VspairError("A resumed run keeps its configuration: leave out every other setting.")

@@ -1,0 +1,30 @@
+# Both commands set up all they need: a virtual environment in .venv and the pinned packages.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/installed  ## Train on the embedded problem and write demo/index.html
+	rm -rf demo
+	$(BIN)/vspair demo --out demo
+
+test: lint  ## Lint, types, tests and the examples of the documentation
+	$(BIN)/pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/installed  ## Training loop and import time, as ratios
+	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/import_time.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vspair needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Figures and self-contained HTML pages from numbers that others have computed."""

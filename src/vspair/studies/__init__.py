@@ -1,0 +1,1 @@
+"""Studies: each trains, measures and leaves tables, figures and a page."""

@@ -1,0 +1,79 @@
+"""Results as data: the rows of ``summary.json`` and the tables made from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vspair import runs
+
+__all__ = ["Row", "markdown", "write_summary"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a study.
+
+    Arguments:
+        model: The method.
+        preset: ``paper`` or ``calibrated``; empty for methods without one.
+        metric: What was measured.
+        value: The number.
+        spread: Its spread over seeds.
+        seeds: How many seeds.
+        unit: The unit, where there is one.
+        paper: What the paper reports, where it does.
+        condition: The setting, such as ``noise=0.05``.
+    """
+
+    model: str
+    preset: str
+    metric: str
+    value: float
+    spread: float | None = None
+    seeds: int = 1
+    unit: str = ""
+    paper: float | None = None
+    condition: str = ""
+
+
+def write_summary(
+    path: Path,
+    study: str,
+    command: str,
+    scale: dict[str, Any],
+    rows: list[Row],
+    device: str = "cpu",
+) -> None:
+    """Write the rows with the command, commit and machine that made them."""
+    document = {
+        "study": study,
+        "command": command,
+        "commit": runs.commit(),
+        "machine": runs.machine(device),
+        "versions": runs.versions(),
+        "scale": scale,
+        "rows": [{k: v for k, v in asdict(row).items() if v not in ("", None)} for row in rows],
+    }
+    runs.write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def markdown(rows: list[Row], metrics: dict[str, str]) -> str:
+    """Return a table with a column for each method and a row for each metric."""
+    names = list(dict.fromkeys((r.model, r.preset) for r in rows))
+    found = {(r.model, r.preset, r.metric): r for r in rows}
+    head = " | ".join(f"{m} ({p})" if p else m for m, p in names)
+    lines = [f"| | {head} |", "|---" * (len(names) + 1) + "|"]
+    for metric, words in metrics.items():
+        cells = [_cell(found.get((*name, metric))) for name in names]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    spread = "" if row.spread is None else f" ± {row.spread:.2g}"
+    return f"{row.value:.4g}{spread}"

@@ -1,0 +1,34 @@
+"""Every test starts from the same seed and leaves torch's global state as it found it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples in every run, and no time limit for an example on a busy machine.
+settings.register_profile("vspair", deadline=None, derandomize=True, database=None)
+settings.load_profile("vspair")
+
+# Small networks gain nothing from threads, and test processes side by side lose by them.
+torch.set_num_threads(1)
+
+_GLOBAL_STATE: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_num_threads, torch.set_num_threads),
+]
+
+
+@pytest.fixture(autouse=True)
+def guard() -> Iterator[None]:
+    """Seed torch; fail a test that changes what every other test relies on."""
+    torch.manual_seed(0)
+    before = [get() for get, _ in _GLOBAL_STATE]
+    yield
+    after = [get() for get, _ in _GLOBAL_STATE]
+    for (_, put), value in zip(_GLOBAL_STATE, before, strict=True):
+        put(value)
+    assert after == before, "dtype, grad mode, deterministic flag or threads changed"

@@ -1,0 +1,166 @@
+"""The demonstration, on a tiny scale: what it leaves, and that its page loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vspair
+from vspair.config import shipped
+from vspair.errors import VspairError
+from vspair.report import plots
+from vspair.report.page import Picture, Section, Table, render
+from vspair.report.plots import ImageRow
+from vspair.studies.demo import PROBLEM, _coverage, _factors, demo
+
+
+class _Links(HTMLParser):
+    """Collects every address that a page names, and the tags that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [v or "" for k, v in attrs if k in {"src", "href", "srcset", "data"}]
+
+
+def links(html: str) -> _Links:
+    parser = _Links()
+    parser.feed(html)
+    return parser
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo") / "new"
+    return out, demo(out, epochs=1, pairs=100, progress=False)
+
+
+def test_it_leaves_a_run_numbers_figures_and_a_page(left: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = left
+    assert json.loads((out / "metrics.json").read_text(encoding="utf-8")) == summary
+    assert {p.name for p in out.iterdir()} == {"run", "metrics.json", "figures", "index.html"}
+    figures = sorted(p.name for p in (out / "figures").iterdir())
+    assert figures == ["answers.png", "coverage.png", "factors.png", "pairs.png"]
+    for path in (out / "figures").iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_run_can_be_used(left: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = left
+    model = vspair.load(out / "run")
+    _, y = PROBLEM.pairs(2, seed=5)
+    assert model.posterior(y).sample(3).shape == (3, 2, 16, 16)
+
+
+def test_the_numbers_are_those_of_the_methods(left: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = left
+    mse = {r["model"]: r["value"] for r in summary["rows"] if r["metric"] == "mse"}
+    assert set(mse) == {"vsPAIR", "ridge", "trivial-y", "trivial-mean", "wiener"}
+    assert mse["wiener"] < mse["ridge"] < mse["trivial-y"] < mse["trivial-mean"]
+    x, y = PROBLEM.pairs(200, seed=1)
+    assert mse["trivial-y"] == pytest.approx(float((x - y).square().mean()))
+    shares = [r["value"] for r in summary["rows"] if r["metric"].startswith("coverage")]
+    assert len(shares) == 12
+    assert all(0 <= s <= 1 for s in shares)
+    assert summary["scale"]["train"] == 100
+
+
+def test_the_page_loads_nothing(left: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = left
+    html = (out / "index.html").read_text(encoding="utf-8")
+    found = links(html)
+    assert found.addresses
+    assert all(a.startswith("data:") for a in found.addresses)
+    assert not {"script", "iframe", "object"} & set(found.tags)
+    assert not re.search(r"https?://|url\(|@import", html)
+    assert found.tags.count("img") == 4
+    for word in ("Wiener", "90 %", "What is not good"):
+        assert word in html
+    assert "nan" not in re.sub(r"data:[^\"]*", "", html).split()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep", encoding="utf-8")
+    with pytest.raises(VspairError, match="not empty"):
+        demo(tmp_path, epochs=1, pairs=50, progress=False)
+    with pytest.raises(VspairError, match="not empty"):
+        demo(tmp_path / "mine.txt", epochs=1, pairs=50, progress=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_configuration_asks_for_factors() -> None:
+    config = shipped("demo")
+    assert config.model.kind == "vsPAIR"
+    assert 0 < config.objective.active < config.model.x_size
+
+
+def test_coverage_of_the_right_distribution_is_the_level() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 4, 4, generator=generator)
+    samples = torch.randn(100, 2000, 4, 4, generator=generator)
+    for level, share in _coverage(samples, x).items():
+        assert share == pytest.approx(level, abs=0.015)
+    assert _coverage(0.5 * samples, x)[0.9] < 0.65
+    assert _coverage(3.0 * samples, x)[0.9] > 0.99
+
+
+def test_factors_are_ranked_by_the_variance_they_carry(
+    left: tuple[Path, dict[str, Any]],
+) -> None:
+    out, _ = left
+    _, y = PROBLEM.pairs(1, seed=5)
+    posterior = vspair.load(out / "run").posterior(y)
+    factors = _factors(posterior, 3)
+    assert (factors.share.diff() <= 0).all()
+    assert 0 < factors.share.sum() <= 1
+    size = factors.up.square().mean((1, 2)) + factors.down.square().mean((1, 2))
+    everything = _factors(posterior, 64)
+    assert size.min() > 0
+    assert everything.share.sum() == pytest.approx(1, abs=1e-5)
+    assert sorted(everything.index.tolist()) == list(range(64))
+
+
+def test_text_is_escaped_and_tables_keep_their_order() -> None:
+    table = Table(("name", "value"), (("<b>", "1"), ("b", "2")), "a & b", strong=(1,))
+    html = render("<i>t</i>", "lead", [Section("s", ["1 < 2", table])], "end")
+    assert "<i>" not in html
+    assert "<b>" not in html
+    assert "1 &lt; 2" in html
+    assert "a &amp; b" in html
+    assert html.index(">1<") < html.index(">2<")
+    assert html.count('class="strong"') == 1
+
+
+def test_pictures_know_their_size() -> None:
+    figure = plots.image_grid([ImageRow("row", torch.rand(2, 4, 4))])
+    first, again = plots.png(figure), plots.png(figure)
+    assert first == again
+    width, height = Picture(first, "").size
+    assert width == pytest.approx(96 * figure.get_figwidth(), abs=1)
+    assert height == pytest.approx(96 * figure.get_figheight(), abs=1)
+
+
+def test_colour_scales() -> None:
+    images = torch.tensor([[[-1.0, 3.0]]])
+    assert ImageRow("", images).scale() == (-1, 3)
+    assert ImageRow("", images, "change").scale() == (-3, 3)
+    assert ImageRow("", images + 2, "spread").scale() == (0, 5)
+    low, high = ImageRow("", torch.ones(1, 2, 2)).scale()
+    assert low < 1 < high
+
+
+def test_uneven_rows_are_refused() -> None:
+    with pytest.raises(VspairError, match=r"\[1, 2\]"):
+        plots.image_grid([ImageRow("", torch.rand(1, 4, 4)), ImageRow("", torch.rand(2, 4, 4))])
+    with pytest.raises(VspairError, match="at least one"):
+        plots.image_grid([])

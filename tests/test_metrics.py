@@ -1,0 +1,71 @@
+import math
+
+import torch
+from torch import Tensor
+
+from vspair.metrics import coverage, crps, energy_score, gaussian_kl, gaussian_w2, pearson
+
+
+def _spd(n: int, batch: int) -> Tensor:
+    root = torch.randn(batch, n, n, dtype=torch.float64)
+    return root @ root.mT + 0.1 * torch.eye(n, dtype=torch.float64)
+
+
+def test_gaussian_kl_equals_torch() -> None:
+    mean, other = torch.randn(2, 5, 3, dtype=torch.float64)
+    cov, cov_p = _spd(3, 5), _spd(3, 5)
+    normal = torch.distributions.MultivariateNormal
+    exact = torch.distributions.kl_divergence(normal(mean, cov), normal(other, cov_p))
+    assert torch.allclose(gaussian_kl(mean, cov, other, cov_p), exact)
+
+
+def test_gaussian_w2_of_commuting_covariances() -> None:
+    a, b = torch.rand(2, 4, 3, dtype=torch.float64) + 0.1
+    shift = torch.randn(4, 3, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
+    cov, cov_p = (turn @ torch.diag_embed(v) @ turn.T for v in (a, b))
+    exact = (shift.square().sum(-1) + (a.sqrt() - b.sqrt()).square().sum(-1)).sqrt()
+    assert torch.allclose(gaussian_w2(shift, cov, torch.zeros_like(shift), cov_p), exact)
+
+
+def test_gaussian_w2_is_symmetric_and_zero_for_equals() -> None:
+    mean, cov, cov_p = torch.zeros(4, 3, dtype=torch.float64), _spd(3, 4), _spd(3, 4)
+    there, back = gaussian_w2(mean, cov, mean, cov_p), gaussian_w2(mean, cov_p, mean, cov)
+    assert torch.allclose(there, back)
+    assert gaussian_w2(mean, cov, mean, cov).max() < 1e-6
+
+
+def test_crps_is_unbiased_for_a_normal() -> None:
+    samples = torch.randn(5, 40000, 1, dtype=torch.float64)
+    exact = math.sqrt(2 / math.pi) - 1 / math.sqrt(math.pi)  # CRPS of N(0, 1) at 0
+    value = crps(samples, torch.zeros(40000, 1, dtype=torch.float64)).mean()
+    assert abs(float(value) - exact) < 0.01
+
+
+def test_crps_equals_the_energy_score_in_one_dimension() -> None:
+    samples, x = torch.randn(7, 9, 1, dtype=torch.float64), torch.randn(9, 1, dtype=torch.float64)
+    assert torch.allclose(crps(samples, x)[:, 0], energy_score(samples, x))
+
+
+def test_scores_of_one_sample_are_errors() -> None:
+    sample, x = torch.randn(1, 4, 3), torch.randn(4, 3)
+    assert torch.equal(crps(sample, x), (sample[0] - x).abs())
+    assert torch.allclose(energy_score(sample, x), (sample[0] - x).norm(dim=-1))
+
+
+def test_energy_score_prefers_the_truth() -> None:
+    x = torch.randn(4000, 2)
+    honest, narrow, wide = (w * torch.randn(8, 4000, 2) for w in (1.0, 0.3, 3.0))
+    best = energy_score(honest, x).mean()
+    assert best < energy_score(narrow, x).mean()
+    assert best < energy_score(wide, x).mean()
+
+
+def test_coverage_counts_entries() -> None:
+    x = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    assert float(coverage(torch.full((1, 4), 0.5), torch.full((1, 4), 2.0), x)) == 0.5
+
+
+def test_pearson_equals_torch() -> None:
+    a, b = torch.randn(2, 50, dtype=torch.float64)
+    assert torch.allclose(pearson(a, b), torch.corrcoef(torch.stack((a, b)))[0, 1])

@@ -1,0 +1,326 @@
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vspair
+from vspair import config as configs
+from vspair.config import Config
+from vspair.errors import VspairError
+from vspair.model import PairedAutoencoder
+from vspair.problems.gaussian import GaussianProblem
+from vspair.runs import Run
+from vspair.training import Interrupted, Trainer, suggest
+
+KINDS = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
+
+
+def pairs(n: int = 48) -> tuple[Tensor, Tensor]:
+    return GaussianProblem.random(0).pairs(n, 2, seed=1)
+
+
+def config(kind: str = "vsPAIR", preset: Any = "calibrated", **training: Any) -> Config:
+    changes = {"epochs": 3, "batch_size": 32} | training
+    sizes = {"kind": kind, "x_size": 5, "y_size": 4}
+    return configs.override(configs.preset(preset), {"model": sizes, "training": changes})
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("preset", ["paper", "calibrated"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_model_learns_and_reloads_bitwise(kind: str, preset: Any, tmp_path: Path) -> None:
+    x, y = pairs()
+    model = vspair.fit(x, y, config=config(kind, preset), out=tmp_path / "run", progress=False)
+    rows = Run(tmp_path / "run").metrics()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    again = vspair.load(tmp_path / "run")
+    assert same(model.state_dict(), again.state_dict())
+    for ask in (model, again):
+        ask.posterior(y).sample(2)
+    first, second = (
+        m.posterior(y).sample(3, torch.Generator().manual_seed(5)) for m in (model, again)
+    )
+    assert torch.equal(first, second)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
+    x, y = pairs()
+    a, b, c = (
+        vspair.fit(x, y, config=config(seed=s), progress=False).state_dict() for s in (1, 1, 2)
+    )
+    assert same(a, b)
+    assert not same(a, c)
+
+
+def test_training_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    vspair.fit(*pairs(), config=config(epochs=1), progress=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_named_terms_are_logged() -> None:
+    model_config = config("vsPAIR")
+    x, y = pairs()
+    trainer = _trainer(model_config, x, y)
+    row = trainer.train(show=False)[-1]
+    named = {"loss", "x_fit", "x_prior", "gates", "y_fit", "y_prior", "map", "active", "rho"}
+    assert named | {"val_loss", "val_map", "val_score", "width", "rate", "seconds"} <= set(row)
+
+
+def _trainer(c: Config, x: Tensor, y: Tensor, run: Run | None = None) -> Trainer:
+    from vspair.model import build
+    from vspair.objective import Objective
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build(c.model, tuple(x.shape[1:]), tuple(y.shape[1:]))
+    Objective(c.objective).prepare(model)
+    return Trainer(model, c, x, y, run)
+
+
+@pytest.mark.parametrize("stages", ["joint", "two-stage"])
+@pytest.mark.parametrize("preset", ["paper", "calibrated"])
+@pytest.mark.parametrize("stop_after", [1, 4, 7])
+def test_resume_is_bitwise_the_same(
+    stop_after: int, preset: Any, stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop between any two steps, also in the middle of an epoch, and continue."""
+    x, y = pairs()
+    c = config(preset=preset, stages=stages, keep="best")
+    whole = vspair.fit(x, y, config=c, out=tmp_path / "whole", progress=False)
+    _interrupt_after(monkeypatch, stop_after)
+    with pytest.raises(Interrupted):
+        vspair.fit(x, y, config=c, out=tmp_path / "broken", progress=False)
+    monkeypatch.undo()
+    vspair.load(tmp_path / "broken").posterior(y).sample(1)
+    resumed = vspair.fit(x, y, out=tmp_path / "broken", resume=True, progress=False)
+    assert same(whole.state_dict(), resumed.state_dict())
+    rows, again = (
+        [{k: v for k, v in row.items() if k != "seconds"} for row in Run(tmp_path / d).metrics()]
+        for d in ("whole", "broken")
+    )
+    assert rows == again
+
+
+def _interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Send this process a Ctrl-C after so many steps."""
+    plain, count = Trainer._step, 0
+
+    def step(self: Trainer, *args: Any) -> None:
+        nonlocal count
+        plain(self, *args)
+        count += 1
+        if count == steps:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+
+
+SCRIPT = """
+    import sys, torch, vspair
+    from vspair import config as configs
+    from vspair.problems.gaussian import GaussianProblem
+    torch.set_num_threads(1)
+    x, y = GaussianProblem.random(0).pairs(64, 4, seed=1)
+    changes = {"model": {"x_size": 8, "y_size": 8},
+               "training": {"epochs": 40, "checkpoint_seconds": 0.0}}
+    c = configs.override(configs.preset("calibrated", 2), changes)
+    vspair.fit(x, y, config=c, out=sys.argv[1], progress=False)
+"""
+
+
+def test_resume_after_a_kill_is_bitwise_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    subprocess.run([sys.executable, script, tmp_path / "whole"], check=True)
+    process = subprocess.Popen([sys.executable, script, tmp_path / "killed"])
+    while len(Run(tmp_path / "killed").metrics()) < 3 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it finished before it could be killed"
+    x, y = GaussianProblem.random(0).pairs(64, 4, seed=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    resumed = vspair.fit(x, y, out=tmp_path / "killed", resume=True, progress=False)
+    torch.set_num_threads(threads)
+    assert same(vspair.load(tmp_path / "whole").state_dict(), resumed.state_dict())
+
+
+def test_training_works_outside_the_main_thread() -> None:
+    found: list[Any] = []
+    x, y = pairs()
+    work = threading.Thread(
+        target=lambda: found.append(vspair.fit(x, y, config=config(epochs=1), progress=False))
+    )
+    work.start()
+    work.join()
+    assert found
+
+
+def test_two_stages_freeze_the_autoencoders() -> None:
+    x, y = pairs()
+    trainer = _trainer(config(stages="two-stage", epochs=4, first_stage=0.5), x, y)
+    model = trainer.model
+    assert isinstance(model, PairedAutoencoder)
+    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+    plain = trainer._row
+
+    def row(*args: Any) -> dict[str, Any]:
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        maps = {k: v for k, v in state.items() if k.startswith("inverse_map")}
+        seen.append((maps, {k: v for k, v in state.items() if k not in maps}))
+        return plain(*args)
+
+    trainer._row = row  # type: ignore[method-assign, assignment]
+    rows = trainer.train(show=False)
+    assert [r["stage"] for r in rows] == ["autoencoders", "autoencoders", "map", "map"]
+    assert same(seen[0][0], seen[1][0])
+    assert not same(seen[0][1], seen[1][1])
+    assert not same(seen[1][0], seen[2][0])
+    assert same(seen[1][1], seen[3][1])
+
+
+def test_early_stop_and_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([3.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    states: list[dict[str, Tensor]] = []
+
+    def validate(self: Trainer) -> dict[str, float]:
+        states.append({k: v.clone() for k, v in self.model.state_dict().items()})
+        return {"val_score": next(scores)}
+
+    monkeypatch.setattr(Trainer, "validate", validate)
+    x, y = pairs()
+    c = config(epochs=6, patience=3, keep="best")
+    model = vspair.fit(x, y, config=c, out=tmp_path / "run", progress=False)
+    assert len(states) == 5
+    assert same(model.state_dict(), states[1])
+    assert same(vspair.load(tmp_path / "run").state_dict(), states[1])
+
+
+def test_annealing_epochs_are_not_compared() -> None:
+    x, y = pairs()
+    c = configs.override(
+        config(epochs=5, keep="best"), {"objective": {"width": "annealed", "anneal": 0.6}}
+    )
+    trainer = _trainer(c, x, y)
+    trainer.train(show=False)
+    assert trainer.state.best_epoch >= 3
+
+
+def test_the_default_learns_and_finds_both_factors() -> None:
+    problem = GaussianProblem.random(0)
+    x, y = problem.pairs(512, 4, seed=1)
+    model = vspair.fit(x, y, epochs=40, learning_rate=3e-3, progress=False)
+    post = model.posterior(y[:200])
+    error = (post.approximate_mean() - problem.posterior_mean(y[:200])).square().mean()
+    assert error < 0.1 * x.var()
+    assert abs(float(post.active().double().sum(-1).mean()) - 2) < 0.1
+
+
+@pytest.mark.parametrize("active", [1, 2])
+def test_active_steers_to_the_number_asked_for(active: int) -> None:
+    x, y = GaussianProblem.random(0).pairs(256, 4, seed=1)
+    changes = {
+        "model": {"x_size": 8, "y_size": 8},
+        "objective": {"width": "annealed", "width_end": 0.05},
+        "training": {"epochs": 60, "learning_rate": 1e-2, "keep": "last"},
+    }
+    c = configs.override(configs.preset("calibrated", active), changes)
+    model = vspair.fit(x, y, config=c, progress=False)
+    counts = model.posterior(y[:200]).active().double().sum(-1)
+    assert abs(float(counts.mean()) - active) < 0.1
+
+
+def test_batches_of_one_are_left_out() -> None:
+    x, y = torch.randn(65, 9, 9), torch.randn(65, 9, 9)
+    c = configs.override(config(validation=0.0, epochs=1), {"training": {"batch_size": 64}})
+    assert _trainer(c, x, y).steps == 1
+
+
+def test_a_last_epoch_that_was_logged_twice_is_not_kept_twice(tmp_path: Path) -> None:
+    x, y = pairs()
+    vspair.fit(x, y, config=config(), out=tmp_path / "run", progress=False)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
+
+
+def test_suggested_networks_suit_the_shape() -> None:
+    image = suggest((28, 28), (248, 128), active=39)
+    assert (image.x_network.kind, image.x_network.depth) == ("conv", 2)
+    assert image.x_size >= 4 * 39
+    assert suggest((2,), (4,)).x_network.kind == "mlp"
+
+
+def test_misuse_is_explained(tmp_path: Path) -> None:
+    x, y = pairs()
+    with pytest.raises(VspairError, match="only x_size = 64"):
+        vspair.fit(x, y, config=configs.preset("calibrated", 65), progress=False)
+    with pytest.raises(VspairError, match=r"Did you mean training\.epochs"):
+        vspair.fit(x, y, epoch=3, progress=False)
+    with pytest.raises(VspairError, match="give out = FOLDER"):
+        vspair.fit(x, y, resume=True, progress=False)
+    with pytest.raises(VspairError, match="not a run folder"):
+        vspair.fit(x, y, out=tmp_path / "none", resume=True, progress=False)
+    with pytest.raises(VspairError, match="at least 2"):
+        vspair.fit(x[:1], y[:1], progress=False)
+    vspair.fit(x, y, config=config(epochs=1), out=tmp_path / "run", progress=False)
+    with pytest.raises(VspairError, match="exists already"):
+        vspair.fit(x, y, config=config(epochs=1), out=tmp_path / "run", progress=False)
+    with pytest.raises(VspairError, match="keeps its configuration"):
+        vspair.fit(x, y, out=tmp_path / "run", resume=True, epochs=9, progress=False)
+    with pytest.raises(VspairError, match="Give the pairs"):
+        vspair.fit(x[:, :1], y, out=tmp_path / "run", resume=True, progress=False)
+
+
+def test_a_full_disk_leaves_the_earlier_state(tmp_path: Path) -> None:
+    """The kernel refuses files over a limit, as a full disk would, in a process of its own."""
+    script = tmp_path / "full.py"
+    script.write_text(
+        textwrap.dedent("""
+        import resource, signal, sys, torch, vspair
+        from pathlib import Path
+        from vspair import runs
+        torch.manual_seed(0)
+        run = runs.Run(sys.argv[1])
+        model = run.load()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(1)
+        try:
+            run.save_weights(model, 9)
+        except vspair.VspairError as error:
+            sys.stdout.write(str(error))
+            sys.exit(7)
+    """)
+    )
+    x, y = pairs()
+    model = vspair.fit(x, y, config=config(epochs=1), out=tmp_path / "run", progress=False)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "run"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    assert "Could not write" in done.stdout
+    assert "unchanged" in done.stdout
+    assert not list((tmp_path / "run").glob(".*part"))
+    assert same(vspair.load(tmp_path / "run").state_dict(), model.state_dict())
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(VspairError, match="Could not make the folder"):
+        vspair.fit(*pairs(), out=tmp_path / "file" / "run", progress=False)
