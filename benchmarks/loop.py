@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vspair import config as configs
+from vspair.fitting import fit
 from vspair.problems.gaussian import GaussianProblem
-from vspair.training import fit
 
 
 def mlp(i: int, o: int, act: type[nn.Module], last: bool) -> nn.Sequential:

@@ -124,10 +124,11 @@ def test_factors_are_ranked_by_the_variance_they_carry(
     assert (factors.share.diff() <= 0).all()
     assert 0 < factors.share.sum() <= 1
     size = factors.up.square().mean((1, 2)) + factors.down.square().mean((1, 2))
-    everything = _factors(posterior, 64)
+    count = shipped("demo").model.x_size
+    everything = _factors(posterior, count)
     assert size.min() > 0
     assert everything.share.sum() == pytest.approx(1, abs=1e-5)
-    assert sorted(everything.index.tolist()) == list(range(64))
+    assert sorted(everything.index.tolist()) == list(range(count))
 
 
 def test_text_is_escaped_and_tables_keep_their_order() -> None:
@@ -142,9 +143,10 @@ def test_text_is_escaped_and_tables_keep_their_order() -> None:
 
 
 def test_pictures_know_their_size() -> None:
-    figure = plots.image_grid([ImageRow("row", torch.rand(2, 4, 4))])
-    first, again = plots.png(figure), plots.png(figure)
-    assert first == again
+    rows = [ImageRow("row", torch.rand(2, 4, 4))]
+    figure, again = plots.image_grid(rows), plots.image_grid(rows)
+    first = plots.png(figure)
+    assert first == plots.png(again)
     width, height = Picture(first, "").size
     assert width == pytest.approx(96 * figure.get_figwidth(), abs=1)
     assert height == pytest.approx(96 * figure.get_figheight(), abs=1)

@@ -16,10 +16,11 @@ import vspair
 from vspair import config as configs
 from vspair.config import Config
 from vspair.errors import VspairError
+from vspair.fitting import suggest
 from vspair.model import PairedAutoencoder
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
-from vspair.training import Interrupted, Trainer, suggest
+from vspair.training import Interrupted, Trainer
 
 KINDS = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
 

@@ -16,12 +16,12 @@ from vspair.config import preset as preset
 from vspair.errors import VspairError as VspairError
 from vspair.evaluation import evaluate as evaluate
 from vspair.evaluation import invert as invert
+from vspair.fitting import fit as fit
 from vspair.model import InverseModel as InverseModel
 from vspair.model import PairedAutoencoder as PairedAutoencoder
 from vspair.model import SparseVAE as SparseVAE
 from vspair.model import build as build
 from vspair.posterior import Posterior as Posterior
 from vspair.runs import load as load
-from vspair.training import fit as fit
 
 __version__ = "0.1.0"

@@ -84,7 +84,7 @@ def fit(
     would have given.
     """
     from vspair import config as configs
-    from vspair import training
+    from vspair import fitting
     from vspair.data import load_array
 
     given = {
@@ -93,7 +93,7 @@ def fit(
         "learning_rate": learning_rate,
         "seed": seed,
     }
-    training.fit(
+    fitting.fit(
         load_array(x),
         load_array(y),
         active=active,

@@ -155,6 +155,8 @@ class TrainingConfig:
         patience: Stop after this many epochs without improvement; 0 never stops early.
         clip: The largest norm of the gradient; 0 leaves it alone.
         checkpoint_seconds: The least time between two checkpoints.
+        fast: Whether to compile the networks and, on a GPU, to replay steps as CUDA graphs.
+        precision: ``float32``, or ``bfloat16`` inside the networks.
     """
 
     epochs: int = 100
@@ -169,6 +171,8 @@ class TrainingConfig:
     patience: int = 0
     clip: float = 0.0
     checkpoint_seconds: float = 10.0
+    fast: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,6 @@ _POSITIVE = {
     "alpha0", "beta0", "price", "width_start", "width_end",
 }  # fmt: skip
 _SHARE = {"validation", "first_stage", "anneal"}
-_ANY_SIGN = {"seed"}
 
 
 def _check_range(key: str, value: Any) -> None:
@@ -196,8 +199,10 @@ def _check_range(key: str, value: Any) -> None:
         return
     if isinstance(value, float) and math.isinf(value):
         raise VspairError(f"{key} = {value}: expected a finite number.")
-    if name in _ANY_SIGN or isinstance(value, bool | str):
+    if isinstance(value, bool | str):
         return
+    if name == "seed" and not 0 <= value < 2**32:
+        raise VspairError(f"{key} = {value}: expected a whole number from 0 to 2^32 - 1.")
     if name in _POSITIVE and not value > 0:
         raise VspairError(f"{key} = {value}: expected a number above 0.")
     if name in _SHARE and not 0 <= value < 1:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,6 +56,12 @@ def mlp(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
     for i, o in pairwise(sizes[:-1]):
         layers += [nn.Linear(i, o), nn.LayerNorm(o), activation()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+def _exactly(layer: nn.Module, h: Tensor) -> Tensor:
+    """Apply a last layer in the precision of its weights, also under autocast."""
+    with torch.autocast(h.device.type, enabled=False):
+        return layer(h.to(next(layer.parameters()).dtype))
 
 
 def _conv(i: int, o: int, bias: bool = False) -> nn.Conv2d:
@@ -168,7 +175,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Code:
         """Return the code of data of shape (B, *shape)."""
-        return self.family.read(self.head(self.trunk(x)))
+        return self.family.read(_exactly(self.head, self.trunk(x)))
 
 
 class _ConvDecoder(nn.Module):
@@ -235,4 +242,4 @@ class LatentMap(nn.Module):
 
     def forward(self, code: Code) -> Code:
         """Return the target code that belongs to a source code."""
-        return self.family.read(self.layers(code.features))
+        return self.family.read(_exactly(self.layers[-1], self.layers[:-1](code.features)))

@@ -118,7 +118,7 @@ class Objective:
         if "x_fit" in terms and model.rho_logit is not None and self.config.gate_prior == "kl":
             terms["rho"] = self._beta(model.rho_logit)
         values = torch.stack(tuple(terms.values()))
-        return values @ self._weights(stage, tuple(terms), values), terms
+        return (values * self._weights(stage, tuple(terms), values)).sum(), terms
 
     def _weights(self, stage: Stage, names: tuple[str, ...], values: Tensor) -> Tensor:
         """Return the weights of named terms, from a cache: this runs at every step."""

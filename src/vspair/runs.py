@@ -207,6 +207,12 @@ class Run:
         c = self._config()
         return Config(c.model, c.objective, c.training)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of one unknown and of one observation."""
+        data = self._config().data
+        return data.x_shape, data.y_shape
+
     def blank(self) -> InverseModel:
         """Return the run's model with weights yet to be filled."""
         c = self._config()

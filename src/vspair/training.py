@@ -11,29 +11,27 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair import config as configs
+from vspair.acceleration import Captured, compiled, eagerly, precision
 from vspair.codes import SpikeSlab
-from vspair.config import Config, ModelConfig, PresetName
-from vspair.data import as_pairs, split
+from vspair.config import Config
+from vspair.data import split
 from vspair.errors import VspairError
 from vspair.metrics import energy_score
-from vspair.model import InverseModel, PairedAutoencoder, build
-from vspair.networks import NetworkConfig
+from vspair.model import InverseModel, PairedAutoencoder
 from vspair.objective import Objective, Stage
 from vspair.progress import Progress
-from vspair.runs import Run, pick_device, read_tensors, write_tensors, write_text
+from vspair.runs import Run, read_tensors, write_tensors, write_text
 
-__all__ = ["Interrupted", "Trainer", "fit", "suggest"]
+__all__ = ["Interrupted", "Trainer"]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -98,13 +96,28 @@ class Trainer:
         self.objective = Objective(config.objective, self.steps * config.training.epochs)
         self.state = _State()
         self.names: list[str] = []
-        self.sums = torch.zeros(0, device=self.device)
+        self.sums = torch.zeros(16, device=self.device)
         self.generator = Generator(self.device)
         self.best_weights: dict[str, Tensor] | None = None
         self.parameters = list(model.parameters())
-        self.optimiser = torch.optim.Adam(
-            self.parameters, lr=config.training.learning_rate, fused=True
-        )
+        self.trainable = [p.requires_grad for p in self.parameters]
+        self.optimiser = self._adam()
+
+    @property
+    def _captures(self) -> bool:
+        return self.config.training.fast and self.device.type == "cuda"
+
+    def _adam(self) -> torch.optim.Adam:
+        """Return the optimiser; a captured step reads its rate from the device."""
+        rate: float | Tensor = self.config.training.learning_rate
+        if self._captures:
+            rate = torch.tensor(rate, device=self.device)
+        return torch.optim.Adam(self.parameters, lr=rate, fused=True, capturable=self._captures)
+
+    def _mutable(self) -> list[Tensor]:
+        """Return every tensor that a step changes in place."""
+        moments = [t for state in self.optimiser.state.values() for t in state.values()]
+        return [*self.parameters, *self.model.buffers(), self.sums, *moments]
 
     # -- schedule ---------------------------------------------------------------------------
 
@@ -148,18 +161,24 @@ class Trainer:
         order = torch.randperm(len(self.x), generator=Generator().manual_seed(seed))
         if self.state.step == 0:
             self.generator.manual_seed(seed)
-            self.names = []
+            self.sums.zero_()
         return order.to(self.device)
 
-    def _step(self, batch: Tensor, stage: Stage, progress: float) -> None:
+    def _schedule(self, stage: Stage, progress: float) -> None:
+        """Set the decoder's width and the step size for a share of the stage."""
         t = self.config.training
         self.objective.at(self.model, progress if stage != "map" else 1.0)
         if t.schedule == "cosine":
             rate = t.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-            self.optimiser.param_groups[0]["lr"] = rate
-        loss, terms = self.objective(
-            self.model, self.x[batch], self.y[batch], self.generator, stage
-        )
+            group = self.optimiser.param_groups[0]
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+
+    def _step(self, batch: Tensor, stage: Stage) -> None:
+        """Move the weights once; all on the device, nothing waits for it."""
+        t = self.config.training
+        x, y = self.x[batch], self.y[batch]
+        with precision(self.device, t.precision):
+            loss, terms = self.objective(self.model, x, y, self.generator, stage)
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
@@ -167,24 +186,21 @@ class Trainer:
             nn.utils.clip_grad_norm_(self.parameters, t.clip)
         self.optimiser.step()
         values = torch.stack((loss, *terms.values())).detach()
-        self.sums = self.sums + values if self.names else values
+        self.sums[: len(values)] += values
         self.names = ["loss", *terms]
 
-    def _epoch(self, stop: threading.Event, progress: Progress) -> bool:
-        """Run what is left of an epoch; return whether it was finished."""
+    def _epoch(self, step: Callable[[Tensor, Stage], None]) -> Iterator[None]:
+        """Run what is left of an epoch, pausing after each step."""
         size, order = self.config.training.batch_size, self._order()
-        stage, _ = self._stage()
-        self._enter(stage)
-        for step in range(self.state.step, self.steps):
-            self._step(order[step * size : (step + 1) * size], *self._stage())
-            self.state.step = step + 1
-            if stop.is_set():
-                return False
-            if progress.due():
-                progress.advance(self.state.epoch + self.state.step / self.steps)
+        self._enter(self._stage()[0])
+        for i in range(self.state.step, self.steps):
+            stage, progress = self._stage()
+            self._schedule(stage, progress)
+            step(order[i * size : (i + 1) * size], stage)
+            self.state.step = i + 1
             if self._checkpoint_due():
                 self.save()
-        return True
+            yield
 
     # -- validation -------------------------------------------------------------------------
 
@@ -212,12 +228,22 @@ class Trainer:
 
     def _row(self, stage: Stage, seconds: float) -> dict[str, Any]:
         row: dict[str, Any] = {"epoch": self.state.epoch, "stage": stage}
-        row |= dict(zip(self.names, (self.sums / self.steps).tolist(), strict=True))
-        row |= self.validate()
+        means = (self.sums[: len(self.names)] / self.steps).tolist()
+        if not all(map(math.isfinite, means)):
+            raise VspairError(
+                f"The loss is {means[0]} in epoch {self.state.epoch}: training has diverged. "
+                "Lower the learning rate, or set training.clip. The last checkpoint is older."
+            )
+        row |= dict(zip(self.names, means, strict=True))
+        with eagerly() if self.config.training.fast else nullcontext():
+            row |= self.validate()
         if self.model.rho_logit is not None:
             row["rho"] = float(torch.sigmoid(self.model.rho_logit.detach()))
         row["width"] = float(self.model.log_width.detach().exp())
-        return row | {"rate": self.optimiser.param_groups[0]["lr"], "seconds": round(seconds, 3)}
+        return row | {
+            "rate": float(self.optimiser.param_groups[0]["lr"]),
+            "seconds": round(seconds, 3),
+        }
 
     def _judge(self, row: dict[str, Any], progress: float) -> None:
         """Remember the best epoch among those whose schedules have ended."""
@@ -248,33 +274,52 @@ class Trainer:
         Raises:
             Interrupted: After Ctrl-C, once the state is saved.
         """
-        rows = self.run.metrics()[: self.state.epoch] if self.run else []
-        epochs = self.config.training.epochs
-        self._saved = start = time.monotonic()
-        before = self.state.seconds
-        with _stop_on_interrupt() as stop, Progress(epochs, show) as progress:
-            while self.state.epoch < epochs and not self._exhausted():
-                stage, _ = self._stage()
-                finished = self._epoch(stop, progress)
-                self.state.seconds = before + time.monotonic() - start
-                if not finished:
+        rows: list[dict[str, Any]] = []
+        with _stop_on_interrupt() as stop, Progress(self.config.training.epochs, show) as bar:
+            for _ in self.run_steps(rows):
+                if stop.is_set():
                     self.save()
                     raise Interrupted
+                if bar.due():
+                    done = self.state.epoch + self.state.step / self.steps
+                    bar.advance(done, rows[-1] if rows else None)
+        return rows
+
+    def run_steps(self, rows: list[dict[str, Any]]) -> Iterator[None]:
+        """Train, pausing after each step, so that several trainings can take turns.
+
+        Arguments:
+            rows: Filled with one dictionary an epoch.
+        """
+        rows += self.run.metrics()[: self.state.epoch] if self.run else []
+        self._saved = time.monotonic()
+        start = self._saved - self.state.seconds
+        with ExitStack() as stack:
+            step: Callable[[Tensor, Stage], None] = self._step
+            if self.config.training.fast:
+                stack.enter_context(compiled(self.model))
+            if self._captures:
+                size = self.config.training.batch_size
+                step = Captured(self._step, size, self.generator, self._mutable)
+            while self.state.epoch < self.config.training.epochs and not self._exhausted():
+                stage, _ = self._stage()
+                for _ in self._epoch(step):
+                    self.state.seconds = time.monotonic() - start
+                    yield
                 _, done = self._stage()
                 self.state.epoch, self.state.step = self.state.epoch + 1, 0
                 rows.append(self._row(stage, self.state.seconds))
                 self._judge(rows[-1], done if stage != "map" else 1.0)
                 self._log(rows)
-                progress.advance(self.state.epoch, rows[-1])
-            self._finish()
-        return rows
+        self._finish()
 
     def _finish(self) -> None:
+        for parameter, trainable in zip(self.parameters, self.trainable, strict=True):
+            parameter.requires_grad_(trainable)
+        self.model.eval()
+        self.save()
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
-        self.model.eval()
-        if self.run:
-            self.save()
 
     def _log(self, rows: list[dict[str, Any]]) -> None:
         if self.run is None:
@@ -298,7 +343,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write weights to use and a checkpoint to resume from."""
-        if self.run is None:
+        if self.run is None or not bool(self.sums.isfinite().all()):
             return
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         for i, state in self.optimiser.state_dict()["state"].items():
@@ -311,12 +356,9 @@ class Trainer:
         self._saved = time.monotonic()
 
     def resume(self) -> None:
-        """Continue from the run's checkpoint, where there is one."""
+        """Continue from the run's checkpoint."""
         assert self.run is not None
-        path = self.run.path / "checkpoint.safetensors"
-        if not path.exists():
-            return
-        tensors, header = read_tensors(path)
+        tensors, header = read_tensors(self.run.path / "checkpoint.safetensors")
         groups: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             head, _, tail = name.partition(".")
@@ -325,7 +367,7 @@ class Trainer:
         self.state = _State(**header)
         self.model.load_state_dict(groups["model"])
         self.best_weights = groups.get("best")
-        self.sums = tensors["sums"].to(self.device)
+        self.sums.copy_(tensors["sums"])
         self.generator.set_state(tensors["generator"])
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in groups.get("adam", {}).items():
@@ -333,128 +375,3 @@ class Trainer:
             moments.setdefault(int(index), {})[key] = value
         plain = self.optimiser.state_dict()
         self.optimiser.load_state_dict({**plain, "state": moments})
-
-
-def suggest(x_shape: tuple[int, ...], y_shape: tuple[int, ...], active: int = 0) -> ModelConfig:
-    """Return a network size that suits data of these shapes.
-
-    Images are halved until about seven pixels are left on a side; vectors get an MLP. There are
-    four times as many latent dimensions as factors asked for, and at least 64.
-    """
-
-    def network(shape: tuple[int, ...]) -> NetworkConfig:
-        if len(shape) == 1:
-            return NetworkConfig("mlp", width=64, depth=2)
-        depth = max(1, round(math.log2(min(shape[-2:]) / 7)))
-        return NetworkConfig("conv", width=16, depth=depth)
-
-    size = max(64, 2 ** math.ceil(math.log2(4 * max(active, 1))))
-    return ModelConfig(
-        x_size=size, y_size=64, x_network=network(x_shape), y_network=network(y_shape)
-    )
-
-
-def _configure(
-    config: Config | None,
-    preset: PresetName,
-    active: int,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    changes: dict[str, Any],
-) -> Config:
-    if config is None:
-        base = configs.preset(preset, active)
-        model = asdict(base.model) | {
-            k: v
-            for k, v in asdict(suggest(*shapes, active)).items()
-            if k in {"x_size", "y_size", "x_network", "y_network"}
-        }
-        config = configs.override(base, {"model": model})
-    elif active:
-        steer = {"rho": "dual", "gate_prior": "price", "map": "kl", "active": active}
-        config = configs.override(config, {"objective": steer})
-    if changes:
-        config = configs.override(config, {"training": changes})
-    if config.objective.active > config.model.x_size:
-        raise VspairError(
-            f"active = {config.objective.active}, but the code has only x_size = "
-            f"{config.model.x_size} factors. Raise model.x_size or ask for fewer."
-        )
-    return config
-
-
-def fit(
-    x: Any,
-    y: Any,
-    *,
-    active: int = 0,
-    preset: PresetName = "calibrated",
-    config: Config | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: str = "auto",
-    progress: bool = True,
-    **changes: Any,
-) -> InverseModel:
-    """Learn to invert from pairs, and return the trained model.
-
-    Arguments:
-        x: The unknowns, with shape (N, n), (N, H, W) or (N, C, H, W).
-        y: The observations, pair by pair, with a shape of the same kinds.
-        active: How many factors should be open on average; 0 lets the objective decide.
-        preset: ``calibrated`` or ``paper``, where no config is given.
-        config: Everything in detail.
-        out: A folder to save the run in; it must not exist, unless it is resumed.
-        resume: Continue the run in ``out`` where it was stopped.
-        device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
-        progress: Whether to show a progress bar.
-        changes: Keys of the training section, such as ``epochs=50`` or ``seed=1``.
-
-    Example:
-        >>> x = torch.randn(64, 2)
-        >>> model = fit(x, x + 0.1 * torch.randn(64, 2), epochs=1, progress=False)
-        >>> model.posterior(x[0]).sample(5).shape
-        torch.Size([5, 2])
-    """
-    x, y = as_pairs(x, y)
-    where = pick_device(device)
-    if resume:
-        if out is None:
-            raise VspairError("resume = True needs the run folder: give out = FOLDER.")
-        return _resume(x, y, Run(out), where, progress, bool(changes or config or active))
-    shapes = tuple(x.shape[1:]), tuple(y.shape[1:])
-    config = _configure(config, preset, active, shapes, changes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.training.seed)
-        model = build(config.model, *shapes)
-    train, _ = split(len(x), config.training.validation, config.training.seed)
-    model.x_normaliser.fit(x[train], config.model.normalise)
-    model.y_normaliser.fit(y[train], config.model.normalise)
-    Objective(config.objective).prepare(model)
-    run = Run.create(out, config, model) if out is not None else None
-    Trainer(model.to(where), config, x, y, run).train(progress)
-    return model
-
-
-def _resume(
-    x: Tensor, y: Tensor, run: Run, device: torch.device, progress: bool, changed: bool
-) -> InverseModel:
-    if changed:
-        raise VspairError("A resumed run keeps its configuration: leave out every other setting.")
-    config, model = run.config, run.blank().to(device)
-    shapes = tuple(x.shape[1:]), tuple(y.shape[1:])
-    if shapes != (model.x_shape, model.y_shape):
-        raise VspairError(
-            f"x and y have shapes {shapes}; {run.path} was trained on "
-            f"{(model.x_shape, model.y_shape)}. Give the pairs that it was started with."
-        )
-    checkpoint = run.path / "checkpoint.safetensors"
-    if not checkpoint.exists():
-        raise VspairError(f"{run.path} has no checkpoint to resume from: train it anew.")
-    Objective(config.objective).prepare(model)
-    tensors, _ = read_tensors(checkpoint)
-    state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-    model.load_state_dict(state)
-    trainer = Trainer(model, config, x, y, run)
-    trainer.resume()
-    trainer.train(progress)
-    return model

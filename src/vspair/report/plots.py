@@ -22,6 +22,7 @@ DPI = 160
 """Pixels an inch; the page shows an inch as 96 CSS pixels, so figures stay sharp."""
 
 INK = "#2b2f36"
+GREY = "#7d8694"
 FAINT = "#c9ced6"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MAPS = {"values": "viridis", "spread": "Purples", "change": "RdBu_r"}
@@ -116,7 +117,7 @@ def image_grid(
             "row, and as many images in each."
         )
     n = counts.pop()
-    figure = new_figure(cell * n + 0.8, (cell + 0.36) * len(rows) + (0.3 if titles else 0))
+    figure = new_figure(cell * n + 0.8, (cell + 0.32) * len(rows) + (0.3 if titles else 0))
     grid = figure.subplots(len(rows), n, squeeze=False)
     for row, axes in zip(rows, grid, strict=True):
         for image, ax in zip(row.images, axes, strict=True):
@@ -147,7 +148,7 @@ def lines(
     axes = figure.subplots()
     if diagonal:
         ends = [min(min(x) for x, _ in series.values()), max(max(x) for x, _ in series.values())]
-        axes.plot(ends, ends, color=FAINT, linewidth=1.2, linestyle="--", label="ideal")
+        axes.plot(ends, ends, color=GREY, linewidth=1.2, linestyle="--", label="ideal")
     for (name, (x, y)), colour in zip(series.items(), PALETTE, strict=False):
         axes.plot(x, y, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
     axes.set_xlabel(x_label)
@@ -158,7 +159,7 @@ def lines(
 
 
 def png(figure: Any) -> bytes:
-    """Return a figure as a PNG file, the same bytes for the same figure."""
+    """Return a figure as a PNG file, with nothing in it that changes from run to run."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

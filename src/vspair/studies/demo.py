@@ -20,6 +20,7 @@ from vspair import config as configs
 from vspair.baselines.ridge import Ridge
 from vspair.config import Config
 from vspair.errors import VspairError
+from vspair.fitting import fit
 from vspair.model import InverseModel
 from vspair.posterior import Posterior
 from vspair.problems.heat import HeatProblem
@@ -27,7 +28,6 @@ from vspair.report import plots
 from vspair.report.page import Picture, Section, Table, write_page
 from vspair.report.plots import ImageRow
 from vspair.runs import commit, machine, write_text
-from vspair.training import fit
 
 __all__ = ["demo"]
 
@@ -423,7 +423,7 @@ def _write_report(
         out / "index.html",
         "What was it before?",
         "A camera sees a heat map after the heat has spread. A small vsPAIR, trained in about two "
-        "minutes on examples alone, says what the map was before, how sure it is, and which few "
+        "minutes on examples alone, says what the map was before, how sure it is, and which "
         "factors its doubt comes from.",
         list(_sections(pictures, summary, factors)),
         f"Made by “{summary['command']}” ({summary['commit']}) on {summary['machine']}: "

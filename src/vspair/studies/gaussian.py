@@ -22,13 +22,13 @@ from torch import Generator, Tensor
 from vspair import config as configs
 from vspair import runs
 from vspair.codes import SpikeSlab
+from vspair.fitting import fit
 from vspair.metrics import gaussian_kl, gaussian_w2
 from vspair.model import InverseModel
 from vspair.posterior import Posterior
 from vspair.problems.gaussian import GaussianProblem
 from vspair.studies.results import Row, markdown, write_summary
 from vspair.studies.theorem import theorem1
-from vspair.training import fit
 
 __all__ = ["Scale", "measure", "reproduce", "train"]
 

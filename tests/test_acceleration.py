@@ -1,0 +1,89 @@
+"""Every accelerated path against plain float32, on the CPU and on a GPU where there is one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vspair import config as configs
+from vspair.acceleration import precision
+from vspair.config import Config
+from vspair.fitting import prepare
+from vspair.training import Trainer
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+devices = pytest.mark.parametrize("device", DEVICES)
+# torch's compiler looks at the gradients of tensors that have none, and warns of it itself
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+
+def config(kind: str, preset: Any = "calibrated", **training: Any) -> Config:
+    network = {"kind": "conv", "width": 8, "depth": 2}
+    sizes = {"kind": kind, "x_size": 12, "y_size": 6, "x_network": network, "y_network": network}
+    changes = {"epochs": 2, "batch_size": 16, "validation": 0.0, "keep": "last"} | training
+    return configs.override(configs.preset(preset), {"model": sizes, "training": changes})
+
+
+def trainer(c: Config, device: str) -> Trainer:
+    x = torch.randn(40, 12, 12, generator=torch.Generator().manual_seed(0))
+    return prepare(x, x + 0.3 * x.flip(-1), c, device=device)
+
+
+def weights(t: Trainer) -> dict[str, Tensor]:
+    return {k: v.detach().cpu().clone() for k, v in t.model.state_dict().items()}
+
+
+@devices
+@pytest.mark.parametrize("kind", ["PAIR", "sVAE", "vsPAIR"])
+def test_fast_training_gives_the_plain_weights(kind: str, device: str) -> None:
+    """Compiled networks, and on a GPU captured steps: five steps and a smaller last batch."""
+    plain, fast = (
+        trainer(config(kind, fast=f, learning_rate=1e-3), device) for f in (False, True)
+    )
+    rows = [t.train(show=False) for t in (plain, fast)]
+    expected, found = weights(plain), weights(fast)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=2e-3, atol=2e-4, msg=name)
+    for a, b in zip(*rows, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-3)
+
+
+def gradients(t: Trainer, name: Any) -> dict[str, Tensor]:
+    t.model.train()
+    with precision(t.device, name):
+        noise = torch.Generator(t.device).manual_seed(1)
+        loss, _ = t.objective(t.model, t.x, t.y, noise)
+    loss.backward()
+    named = t.model.named_parameters()
+    return {k: p.grad.clone() for k, p in named if p.grad is not None}
+
+
+@devices
+@pytest.mark.parametrize("preset", ["paper", "calibrated"])
+@pytest.mark.parametrize("kind", ["PAIR", "vPAIR", "sVAE", "vsPAIR"])
+def test_bfloat16_gradients_point_the_same_way(kind: str, preset: Any, device: str) -> None:
+    c = config(kind, preset)
+    exact, rough = (gradients(trainer(c, device), name) for name in ("float32", "bfloat16"))
+    assert exact.keys() == rough.keys()
+    a, b = (torch.cat([g.flatten() for g in found.values()]) for found in (exact, rough))
+    # Not nearer to 1: a gate at its threshold opens or shuts by rounding.
+    assert torch.nn.functional.cosine_similarity(a, b, dim=0) > 0.97
+    for name, gradient in exact.items():
+        assert rough[name].dtype == gradient.dtype == torch.float32
+        assert (rough[name].norm() > 0) == (gradient.norm() > 0), name
+
+
+def test_codes_and_losses_stay_in_float32_under_autocast() -> None:
+    t = trainer(config("vsPAIR"), "cpu")
+    with precision(t.device, "bfloat16"):
+        code = t.model.latent(t.y)
+        loss, terms = t.objective(t.model, t.x, t.y)
+    assert code.mean.dtype == torch.float32
+    assert {v.dtype for v in (loss, *terms.values())} == {torch.float32}
+
+
+def test_models_are_plain_again_after_fast_training() -> None:
+    t = trainer(config("vsPAIR", fast=True, epochs=1), "cpu")
+    t.train(show=False)
+    assert all(m._compiled_call_impl is None for m in t.model.modules())
