@@ -20,7 +20,7 @@ from vspair.objective import Objective
 from vspair.runs import Run, pick_device
 from vspair.training import Trainer
 
-__all__ = ["fit", "prepare", "suggest"]
+__all__ = ["fit", "prepare", "resumed", "suggest"]
 
 
 def suggest(x_shape: tuple[int, ...], y_shape: tuple[int, ...], active: int = 0) -> ModelConfig:
@@ -142,12 +142,22 @@ def _fresh(x: Tensor, y: Tensor, config: Config) -> InverseModel:
 def _resume(
     x: Tensor, y: Tensor, out: str | Path | None, device: torch.device, changed: bool
 ) -> Trainer:
-    """Return a training where it was stopped; at its beginning, if that was before it saved."""
     if out is None:
         raise VspairError("resume = True needs the run folder: give out = FOLDER.")
     if changed:
         raise VspairError("A resumed run keeps its configuration: leave out every other setting.")
-    run = Run(out)
+    return resumed(x, y, Run(out), device)
+
+
+def resumed(x: Tensor, y: Tensor, run: Run, device: torch.device) -> Trainer:
+    """Return the training of a run folder where it was stopped; at its beginning, if before.
+
+    Arguments:
+        x: The unknowns that it was started with.
+        y: The observations that it was started with.
+        run: The run folder.
+        device: Where to train.
+    """
     shapes, known = (tuple(x.shape[1:]), tuple(y.shape[1:])), run.shapes
     if shapes != known:
         raise VspairError(

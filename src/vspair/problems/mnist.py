@@ -311,7 +311,7 @@ def _read_package(path: Path) -> dict[str, NDArray[np.uint8]]:
 
 
 def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.rint(values).clip(0, 255).astype(np.uint8)
+    return np.rint(values).clip(0, 255).astype(np.uint8).ravel()
 
 
 def _check_package(path: Path, field: str, array: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -37,7 +37,7 @@ class LinearFit:
     """Least squares of predicted variance on error, one point an image.
 
     Attributes:
-        r: The Pearson correlation.
+        r: The Pearson correlation; NaN where all variances are the same.
         slope: The slope.
         intercept: The predicted variance at zero error.
         n: The number of points.
@@ -118,7 +118,7 @@ def t_quantile(p: float, freedom: float) -> float:
     if p < 0.5:
         return -t_quantile(1 - p, freedom)
     low, high = 0.0, 1.0
-    while _mass(high, freedom) < p - 0.5:
+    while _mass(high, freedom) < p - 0.5 and high < 1e18:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2

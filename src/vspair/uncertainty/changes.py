@@ -12,7 +12,8 @@ activation:
   all latents of an image share, to :math:`f(h + \Delta) - f(h)`.
 
 This is exact, costs less than decoding each moved latent in full, and never subtracts two nearly
-equal images: small changes keep their relative precision, also in bfloat16 or TF32.
+equal images: where convolutions and linear layers run in bfloat16 or TF32, their rounding errors
+are a share of the change, however small it is, and not of the image.
 """
 
 from __future__ import annotations

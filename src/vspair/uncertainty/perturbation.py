@@ -144,8 +144,8 @@ def sensitivity(
         Changes in the squared units of the data, with shape (B, l): 0 where the latent is zero,
         NaN for factors that were not to be tried.
     """
-    weights = torch.full((), 1 / math.prod(post.model.x_shape)).to(post.code.mean)
-    weights = weights.expand(len(post), 1, math.prod(post.model.x_shape))
+    pixels = math.prod(post.model.x_shape)
+    weights = post.code.mean.new_full((), 1 / pixels).expand(len(post), 1, pixels)
     changes = relative_changes(post, factor, weights, base, dims, generator, chunk, dtype)
     return changes.squeeze(-1)
 
@@ -164,11 +164,11 @@ def relative_changes(
     factors, mask = check_factors(factor), dims_mask(post, dims)
     z = base_latent(post, base, generator)
     move = z * mask
-    sums = sum(
+    parts = [
         squared_changes(post.model, z, f * move, weights, chunk=chunk, dtype=dtype)
         for f in factors
-    )
-    return (sums / len(factors)).masked_fill(~mask.unsqueeze(-1), math.nan)
+    ]
+    return torch.stack(parts).mean(0).masked_fill(~mask.unsqueeze(-1), math.nan)
 
 
 def most_sensitive(changes: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:

@@ -1,0 +1,245 @@
+"""Blind inpainting on MNIST, section 4.2 and appendix D.2: four models, and the calibrated one.
+
+Every table and figure comes from numbers that are measured here for any trained model; see
+``report.mnist`` for the pictures. Errors are in the units of the data, [-1, 1] by default.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from vspair import config as configs
+from vspair import runs
+from vspair.codes import SpikeSlab
+from vspair.config import Config
+from vspair.errors import VspairError
+from vspair.fitting import prepare, resumed
+from vspair.metrics import coverage, crps
+from vspair.model import InverseModel, PairedAutoencoder
+from vspair.posterior import Posterior
+from vspair.problems.inpainting import InpaintingData, InpaintingProblem
+from vspair.training import Trainer, train_together
+from vspair.uncertainty import (
+    always_active,
+    best_localised,
+    draw_active,
+    localisation,
+    spread_over_y,
+    uncertainty_error,
+    variance_ratio,
+)
+
+__all__ = ["NAMES", "Job", "measure", "train"]
+
+NAMES = {
+    "PAIR": ("PAIR", ""),
+    "vPAIR": ("vPAIR", ""),
+    "sVAE": ("sVAE", ""),
+    "vsPAIR": ("vsPAIR", "paper"),
+    "calibrated": ("vsPAIR", "calibrated"),
+}
+"""The models of the study, with the model and preset of their rows."""
+
+_MEANS = (
+    "mse", "mse30", "mse_approximate_mean", "crps", "coverage_90", "coverage_90_with_noise",
+    "variance", "nnz", "active",
+)  # fmt: skip
+
+SAMPLES = 30
+FACTOR = 4.0
+"""How far a latent is perturbed for the localisation ratio: by 400 % of its value."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: a configuration under a name, and its seed."""
+
+    name: str
+    config: Config
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name of its run folder."""
+        return f"{self.name}-{self.seed}"
+
+
+def shipped(name: str) -> Config:
+    """Return the configuration of one of the study's models."""
+    return configs.shipped(f"mnist-{name.lower()}")
+
+
+def train(
+    jobs: list[Job],
+    data: InpaintingData,
+    folder: Path,
+    *,
+    device: str = "auto",
+    fast: bool = False,
+    epochs: int = 0,
+    deadline: float | None = None,
+) -> bool:
+    """Train what is not trained yet, all side by side, each in its run folder.
+
+    Arguments:
+        jobs: What to train.
+        data: The pairs.
+        folder: Where the run folders are; a stopped training continues.
+        device: Where to train.
+        fast: Whether to compile, capture and use bfloat16.
+        epochs: Another number of epochs than configured.
+        deadline: Save and stop at this time of ``time.monotonic``.
+
+    Returns:
+        Whether everything is trained.
+    """
+    where = runs.pick_device(device)
+    trainers = [_trainer(job, data, folder / job.label, where, fast, epochs) for job in jobs]
+    return train_together([t for t in trainers if t is not None], deadline)
+
+
+def _trainer(
+    job: Job, data: InpaintingData, out: Path, device: torch.device, fast: bool, epochs: int
+) -> Trainer | None:
+    """Return a training that is new or was stopped, or nothing where it is done."""
+    x, y = data.x_train, data.y_train
+    if out.exists():
+        trainer = resumed(x, y, runs.Run(out), device)
+        return None if trainer.finished else trainer
+    changes: dict[str, Any] = {"seed": job.seed, "fast": fast}
+    changes |= {"epochs": epochs} if epochs else {}
+    changes |= {"precision": "bfloat16"} if fast and device.type == "cuda" else {}
+    return prepare(
+        x, y, configs.override(job.config, {"training": changes}), out=out, device=device
+    )
+
+
+@torch.no_grad()
+def _per_image(
+    post: Posterior, noisy: Posterior, x: Tensor, region: Tensor, generator: Generator
+) -> dict[str, Tensor]:
+    """Return one value an image for each metric, and the variance map."""
+    samples = post.sample(SAMPLES, generator)
+    mean, variance = samples.mean(0), samples.var(0)
+    ends = torch.tensor([0.05, 0.95], device=x.device)
+    low, high = torch.quantile(samples, ends, dim=0)
+    values = {
+        "mse": (samples[0] - x).square().flatten(1).mean(1),
+        "mse30": (mean - x).square().flatten(1).mean(1),
+        "mse_approximate_mean": (post.approximate_mean() - x).square().flatten(1).mean(1),
+        "crps": crps(samples, x).flatten(1).mean(1),
+        "coverage_90": coverage(low, high, x),
+        "coverage_90_with_noise": coverage(*noisy.interval(0.9, 100, generator), x),
+        "variance": variance.flatten(1).mean(1),
+        "variance_ratio": variance_ratio(variance, region),
+    }
+    if isinstance(post.code, SpikeSlab):
+        values["nnz"] = (post.code.rsample(generator) != 0).sum(-1)
+        values["active"] = post.active().sum(-1)
+    return values
+
+
+@torch.no_grad()
+def _localised(
+    post: Posterior, region: Tensor, generator: Generator, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """Return the best localisation ratio of each image, among stable factors and among all."""
+    counts = draw_active(post, SAMPLES, generator)
+    stable = always_active(counts, SAMPLES)
+    found = localisation(post, region, FACTOR, dims=counts > 0, dtype=dtype)
+    values = {"always_active": stable.sum(-1)}
+    for name, allowed in (("stable", stable), ("any", counts > 0)):
+        best = best_localised(found, allowed)
+        values |= {f"ratio_{name}": best.ratio, f"inside_{name}": best.inside}
+        values[f"dim_{name}"] = best.dim
+    return values
+
+
+def measure(
+    model: InverseModel, data: InpaintingData, *, seed: int = 0, chunk: int = 500
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Return a model's row of every table, and the values per test image behind it.
+
+    Arguments:
+        model: A trained model.
+        data: The pairs; only the test pairs are used.
+        seed: Fixes samples.
+        chunk: Images that are treated at once.
+    """
+    device = model.log_width.device
+    generator = Generator(device).manual_seed(seed)
+    parts = []
+    for x, y in zip(data.x_test.split(chunk), data.y_test.split(chunk), strict=True):
+        x, y = x.to(device), y.to(device)
+        post, region = model.posterior(y), InpaintingProblem.changed(x, y)
+        values = _per_image(post, model.posterior(y, noise=True), x, region, generator)
+        if model.config.kind != "PAIR":
+            dtype = torch.bfloat16 if device.type == "cuda" else None
+            values |= _localised(post, region, generator, dtype)
+        parts.append({k: v.cpu() for k, v in values.items()})
+    images = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+    return _row(model, data, images) | _checks(model, data), images
+
+
+def _row(model: InverseModel, data: InpaintingData, images: dict[str, Tensor]) -> dict[str, float]:
+    """Return the means over images that the tables show."""
+    row = {k: float(images[k].double().mean()) for k in _MEANS if k in images}
+    if model.config.kind == "PAIR":
+        return {k: row[k] for k in ("mse",)}
+    if "nnz" in row:
+        row["sparsity"] = 1 - row["nnz"] / model.config.x_size
+    counts = images["always_active"].double()
+    row |= {"always_active": float(counts.mean())}
+    row |= {"always_active_min": float(counts.min()), "always_active_max": float(counts.max())}
+    for name in ("stable", "any"):
+        ratio, inside = images[f"ratio_{name}"], images[f"inside_{name}"]
+        kept = ratio.isfinite()
+        row[f"localization_median_{name}"] = float(ratio[kept].double().median())
+        row[f"localization_mean_{name}"] = float(ratio[kept].double().mean())
+        row[f"localization_corrupted_mse_{name}"] = float(inside[kept].double().mean())
+    ratio = images["variance_ratio"]
+    row["variance_ratio"] = float(ratio[ratio.isfinite()].median())
+    chosen = torch.randperm(len(ratio), generator=Generator().manual_seed(0))[:500]
+    fit = uncertainty_error(images["variance"][chosen], images["mse30"][chosen])
+    return row | {"uncertainty_error_r": float(fit.r)}
+
+
+@torch.no_grad()
+def _checks(model: InverseModel, data: InpaintingData) -> dict[str, float]:
+    """Return what explains a row: batch norm's train/eval gap, and the autoencoder alone."""
+    device = model.log_width.device
+    x, y = data.x_test[:2048].to(device), data.y_test[:2048].to(device)
+    seen = {"parameters": float(model.n_parameters)}
+    if isinstance(model, PairedAutoencoder):
+        code = model.x_encoder(model.x_normaliser(x))
+        again = model.x_normaliser.inverse(model.x_decoder(code.mean))
+        seen["mse_autoencoder"] = float((again - x).square().mean())
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    model.train()
+    codes = [model.latent(model.y_normaliser(part)) for part in y.split(64)]
+    parts = [model.x_decoder(code.rsample()) for code in codes]
+    model.load_state_dict(kept)
+    model.eval()
+    answer = model.x_normaliser.inverse(torch.cat(parts))
+    seen["mse_training_mode"] = float((answer - x).square().mean())
+    post = model.posterior(y)
+    return seen | (spread_over_y(post) if isinstance(post.code, SpikeSlab) else {})
+
+
+def load(job: Job, folder: Path, device: str) -> InverseModel:
+    """Return a trained model of the study."""
+    path = folder / job.label
+    if not path.exists():
+        raise VspairError(f"There is no run {path}: train it first.")
+    return runs.load(path, device)
+
+
+def in_time(minutes: float) -> float | None:
+    """Return the time of ``time.monotonic`` that is so many minutes away; none for 0."""
+    return time.monotonic() + 60 * minutes if minutes else None
