@@ -89,7 +89,7 @@ def test_calibrated_agrees_with_the_closed_form() -> None:
 
 
 def test_theorem_1() -> None:
-    found = theorem1(epochs=20)["distances"]
+    found = theorem1(epochs=15)["distances"]
     formula, by_kl, by_mse = found.values()
     assert formula["mean"] < 0.02
     assert formula["variance"] < 0.05

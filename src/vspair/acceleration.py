@@ -95,7 +95,7 @@ class Captured:
     def _capture(self, stage: Stage) -> None:
         """Record a step, leaving weights, moments and noise as they were."""
         noise = self.generator.get_state()
-        before = [(t, t.clone()) for t in self.state()]
+        before = [(t, t.detach().clone()) for t in self.state()]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

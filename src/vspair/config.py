@@ -149,7 +149,8 @@ class TrainingConfig:
         schedule: Whether the step size stays ``constant`` or decays as a ``cosine``.
         seed: Fixes initial weights, split, order and noise.
         stages: ``joint`` training, or ``two-stage``: first the autoencoders, then the map.
-        first_stage: The share of the epochs for the autoencoders in two-stage training.
+        first_stage: The share of the epochs for the autoencoders in two-stage training; 0
+            trains the map alone.
         validation: The share of the pairs that is held out.
         keep: Whether the run's weights are the ``best`` on the held-out pairs or the ``last``.
         patience: Stop after this many epochs without improvement; 0 never stops early.

@@ -132,7 +132,7 @@ class Trainer:
         """Epochs of the first stage; of the whole training where it is joint."""
         t = self.config.training
         two = t.stages == "two-stage" and isinstance(self.model, PairedAutoencoder)
-        return max(1, round(t.first_stage * t.epochs)) if two else t.epochs
+        return round(t.first_stage * t.epochs) if two else t.epochs
 
     def _stage(self) -> tuple[Stage, float]:
         """Return the current stage and the share of it that is done."""

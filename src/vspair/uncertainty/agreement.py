@@ -117,19 +117,19 @@ def t_quantile(p: float, freedom: float) -> float:
         raise VspairError(f"p = {p}, freedom = {freedom}: expected 0 < p < 1 and freedom >= 1.")
     if p < 0.5:
         return -t_quantile(1 - p, freedom)
+    nodes, weights = np.polynomial.legendre.leggauss(48)
+    norm = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+    def below(t: float) -> bool:
+        """Return whether the mass between 0 and t falls short."""
+        theta = math.atan(t / math.sqrt(freedom))
+        density = np.cos(theta * (1 + nodes) / 2) ** (freedom - 1)
+        return norm * theta / 2 * float(weights @ density) < p - 0.5
+
     low, high = 0.0, 1.0
-    while _mass(high, freedom) < p - 0.5 and high < 1e18:
+    while below(high) and high < 1e18:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _mass(middle, freedom) < p - 0.5 else (low, middle)
+        low, high = (middle, high) if below(middle) else (low, middle)
     return (low + high) / 2
-
-
-def _mass(t: float, freedom: float) -> float:
-    """Return the probability that Student's t lies between 0 and t."""
-    nodes, weights = np.polynomial.legendre.leggauss(48)
-    theta = math.atan(t / math.sqrt(freedom))
-    density = np.cos(theta * (1 + nodes) / 2) ** (freedom - 1)
-    norm = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return norm * theta / 2 * float(weights @ density)

@@ -1,19 +1,18 @@
 r"""What moving one latent does to a decoded image, for many images and latents at once.
 
-Write the decoder as steps :math:`f_n \circ \dots \circ f_1`. Where latent :math:`j` alone moves by
-:math:`\delta`, the *change* of an activation is carried from step to step, instead of the
-activation:
+Where latent :math:`j` alone moves by :math:`\delta`, the *change* of the activations is carried
+through the decoder, instead of the activations:
 
 - up to the first non-linear step the decoder is affine, so the change is :math:`\delta` times
-  one column that all images share, :math:`L e_j` (for the convolutional decoder: through
-  lift, first convolution and batch norm);
-- an affine step maps a change by its linear part;
-- a non-linear step maps the change :math:`\Delta` at the unmoved activation :math:`h`, which
-  all latents of an image share, to :math:`f(h + \Delta) - f(h)`.
+  one column that all images share, :math:`A e_j`; for the convolutional decoder this reaches
+  through lift, first convolution and batch norm;
+- a non-linear step takes a change :math:`\Delta` of the activation :math:`h`, which all latents
+  of an image share, to :math:`f(h + \Delta) - f(h)`;
+- an affine step takes it through its linear part.
 
-This is exact, costs less than decoding each moved latent in full, and never subtracts two nearly
-equal images: where convolutions and linear layers run in bfloat16 or TF32, their rounding errors
-are a share of the change, however small it is, and not of the image.
+This is exact, and decodes less than each moved latent in full would. Two nearly equal images are
+never subtracted: where convolutions run in bfloat16 or TF32, their rounding errors are a share of
+the change, however small it is, and not of the image.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from vspair.errors import VspairError
 from vspair.model import InverseModel
@@ -39,10 +39,15 @@ Map = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of a decoder, and its linear part where it is affine."""
+    """One step of a decoder: what it does, and its linear part where it is affine."""
 
     run: Map
-    linear: Map | None = None
+    linear: Map | None
+
+
+def _same(f: Map) -> _Step:
+    """Return a step that is linear."""
+    return _Step(f, f)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -54,102 +59,103 @@ def _upsample(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-def _scale(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """Return the linear part of batch norm in evaluation mode."""
-    assert norm.running_var is not None
-    return x * (norm.weight * (norm.running_var + norm.eps).rsqrt())[:, None, None]
-
-
 def _step(module: nn.Module) -> _Step:
-    """Return a step for any module that treats each row alone; unknown ones as non-linear."""
+    """Return the step of any module that treats each row alone; unknown ones as non-linear."""
     if isinstance(module, nn.Linear):
         return _Step(module, partial(F.linear, weight=module.weight))
     if isinstance(module, nn.Conv2d):
-        return _Step(module, partial(module._conv_forward, weight=module.weight, bias=None))
-    if isinstance(module, nn.BatchNorm2d):
-        return _Step(module, partial(_scale, module))
-    if isinstance(module, _Upsample):
-        return _Step(_upsample, _upsample)
-    return _Step(module)
+        return _Step(module, partial(F.conv2d, weight=module.weight, padding=module.padding))
+    if isinstance(module, nn.SiLU):
+        return _Step(partial(F.silu, inplace=True), None)
+    return _same(_upsample) if isinstance(module, _Upsample) else _Step(module, None)
 
 
-def _same(f: Map) -> _Step:
-    """Return a step that is its own linear part."""
-    return _Step(f, f)
+def _fused(modules: list[nn.Module]) -> list[nn.Module]:
+    """Return layers with each batch norm, in evaluation mode, inside the convolution before it."""
+    kept: list[nn.Module] = []
+    for module in modules:
+        if isinstance(module, nn.BatchNorm2d) and isinstance(kept[-1], nn.Conv2d):
+            kept[-1] = fuse_conv_bn_eval(kept[-1], module)
+        else:
+            kept.append(module)
+    return kept
 
 
 def _steps(decoder: nn.Module) -> list[_Step]:
-    """Return the steps of a decoder; an unknown decoder is one non-linear step."""
+    """Return the steps of a decoder; one of unknown kind is a single non-linear step."""
     network = getattr(decoder, "network", None)
     if isinstance(network, _MLPDecoder):
         return [_step(m) for m in network.layers]
     if not isinstance(network, _ConvDecoder):
-        return [_Step(decoder)]
+        return [_Step(decoder, None)]
+    unflatten = _same(partial(torch.unflatten, dim=1, sizes=network.coarse))
     leaves = [m for m in network.layers.modules() if not isinstance(m, nn.Sequential)]
-    shape = partial(torch.unflatten, dim=1, sizes=network.coarse)
-    start = [_step(network.lift), _same(shape), _same(_channels_last)]
-    return [*start, *map(_step, leaves), _same(network.grid.crop)]
-
-
-def _precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    start = [_step(network.lift), unflatten, _same(_channels_last)]
+    return [*start, *map(_step, _fused(leaves)), _same(network.grid.crop)]
 
 
 class _Changes:
-    """Carries changes of single latents to the end of a decoder."""
+    """Carries changes of single latents through a decoder in evaluation mode."""
 
     def __init__(self, decoder: nn.Module, dtype: torch.dtype | None) -> None:
-        steps, self.dtype = _steps(decoder), dtype
-        cut = next((i for i, s in enumerate(steps) if s.linear is None), len(steps))
-        self.head, self.tail = steps[:cut], steps[cut:]
+        self.steps, self.dtype = _steps(decoder), dtype
+        bends = (i for i, step in enumerate(self.steps) if step.linear is None)
+        self.cut = next(bends, len(self.steps))
 
-    def anchor(self, z: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def anchors(self, z: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return input and output of each non-linear step for latents of shape (B, l)."""
-        anchors = []
-        for step in (*self.head, *self.tail):
-            before, z = z, step.run(z)
+        anchors, h = [], z
+        for step in self.steps:
+            before, h = h, step.run(h if step.linear else h.clone())
             if step.linear is None:
-                anchors.append((before, z))
+                anchors.append((before, h))
         return anchors
 
-    def columns(self, dims: Tensor, size: int, like: Tensor) -> Tensor:
-        """Return the head's response to one unit of each latent, with shape (len(dims), ...)."""
-        column = F.one_hot(dims, size).to(like)
-        for step in self.head:
-            assert step.linear is not None
-            column = step.linear(column)
-        return column
+    def columns(self, dims: Tensor, z: Tensor) -> Tensor:
+        """Return changes by one unit of each latent before the first non-linear step."""
+        columns = F.one_hot(dims, z.shape[1]).to(z)
+        for step in self.steps[: self.cut]:
+            columns = step.linear(columns) if step.linear else columns
+        return columns
 
-    def follow(self, change: Tensor, anchors: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
-        """Return what changes behind the head become, with shape (n, pixels).
-
-        Arguments:
-            change: Changes behind the head, with shape (n, ...).
-            anchors: The unmoved activations of all images.
-            rows: The image of each change, with shape (n,).
-        """
+    def carry(self, change: Tensor, rows: Tensor, anchors: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return what changes of images ``rows`` before the first non-linear step end as."""
         left = iter(anchors)
-        with _precision(change.device, self.dtype):
-            for step in self.tail:
-                if step.linear is None:
-                    before, after = next(left)
-                    change = step.run(before[rows] + change) - after[rows]
-                else:
-                    change = step.linear(change)
+        for step in self.steps[self.cut :]:
+            if step.linear is not None:
+                change = step.linear(change)
+            else:
+                before, after = (t[rows] for t in next(left))
+                change = torch.sub(step.run(before.add_(change)), after, out=after)
         return change.flatten(1)
 
     def __call__(
         self, z: Tensor, shift: Tensor, chunk: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield rows (n,), latents (n,) and changes (n, pixels), at most ``chunk`` at once."""
-        anchors = self.anchor(z)
-        # Latent by latent, so that the images of a chunk share few columns.
-        for pairs in (shift.T != 0).nonzero().split(chunk):
-            dims, rows = pairs.unbind(1)
-            unique, where = dims.unique_consecutive(return_inverse=True)
-            columns = self.columns(unique, z.shape[1], z)
-            size = shift[rows, dims].reshape(-1, *[1] * (columns.ndim - 1))
-            yield rows, dims, self.follow(columns[where] * size, anchors, rows)
+        anchors = self.anchors(z)
+        for dims in (shift != 0).any(0).nonzero().squeeze(1).split(chunk):
+            columns, moves = self.columns(dims, z), shift[:, dims]
+            for pairs in (moves != 0).nonzero().split(chunk):
+                rows, which = pairs.unbind(1)
+                change = columns[which]
+                change *= moves[rows, which].reshape(-1, *[1] * (change.ndim - 1))
+                with self._precision(z.device):
+                    change = self.carry(change, rows, anchors)
+                yield rows, dims[which], change.to(z)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
+        low = self.dtype is not None
+        return torch.autocast(device.type, dtype=self.dtype) if low else nullcontext()
+
+
+def _chunk(chunk: int | None, device: torch.device) -> int:
+    """Return how many images to decode at once: few stay in a CPU's cache, many fill a GPU."""
+    if chunk is None:
+        return 16 if device.type == "cpu" else 1024
+    if chunk < 1:
+        raise VspairError(f"chunk = {chunk}: expected at least one image.")
+    return chunk
 
 
 @torch.no_grad()
@@ -159,7 +165,7 @@ def squared_changes(
     shift: Tensor,
     weights: Tensor,
     *,
-    chunk: int = 512,
+    chunk: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return weighted sums over pixels of the squared change that each latent makes alone.
@@ -170,22 +176,23 @@ def squared_changes(
         shift: How far each latent moves while the others stay, with shape (B, l). Latents that
             do not move are not decoded.
         weights: R weightings of the pixels of each image, with shape (B, R, pixels).
-        chunk: How many changed images are decoded at once; memory grows with it alone.
-        dtype: A lower precision for the decoder, such as ``torch.bfloat16``. Sums keep the
-            precision of z.
+        chunk: How many changed images are decoded at once, which bounds the memory; where not
+            given, 16 on a CPU and 1024 on a GPU.
+        dtype: A lower precision for convolutions and linear layers, such as
+            ``torch.bfloat16``; all else keeps the precision of z.
 
     Returns:
         Sums in the squared units of the data, with shape (B, l, R).
     """
-    if chunk < 1:
-        raise VspairError(f"chunk = {chunk}: expected at least one image.")
-    changes, std = _Changes(model.x_decoder, dtype), model.x_normaliser.std.flatten()
+    chunk = _chunk(chunk, z.device)
+    std = model.x_normaliser.std.flatten()
     sums = z.new_zeros(*z.shape, weights.shape[1])
     with evaluating(model):
+        changes = _Changes(model.x_decoder, dtype)
         for start in range(0, len(z), chunk):
             block = slice(start, start + chunk)
             part, weight = sums[block], weights[block].to(z)
             for rows, dims, change in changes(z[block], shift[block], chunk):
-                square = (change.to(z) * std).square()
+                square = (change * std).square_()
                 part[rows, dims] = (weight[rows] @ square.unsqueeze(-1)).squeeze(-1)
     return sums

@@ -70,9 +70,9 @@ def localisation(
     *,
     base: Base = "mean",
     dims: Dims | None = None,
-    floor: float = 1e-10,
+    floor: float = 1e-8,
     generator: Generator | None = None,
-    chunk: int = 512,
+    chunk: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Localisation:
     """Return the localisation ratio of each factor in each image.
@@ -86,15 +86,16 @@ def localisation(
             sample, or latent vectors of shape (B, l).
         dims: The factors to try: indices, or a mask of shape (l,) or (B, l). Others are NaN.
         floor: A factor has no ratio where its change, inside and outside together, is at most
-            this share of the image's largest: such changes are rounding errors.
+            this share of the largest that any factor makes in the image: there is little to
+            locate.
         generator: Draws the sample.
         chunk: How many changed images are decoded at once.
-        dtype: A lower precision for the decoder, such as ``torch.bfloat16`` on a GPU.
+        dtype: A lower precision for the decoder's layers, such as ``torch.bfloat16`` on a GPU.
     """
     weights = region_weights(region.to(post.code.mean.device), len(post), post.model.x_shape)
     changes = relative_changes(post, factor, weights, base, dims, generator, chunk, dtype)
     unusable = weights[:, :1, :1].isnan()
-    inside, outside = changes.masked_fill(unusable, math.nan).unbind(-1)
+    inside, outside = changes.unbind(-1)
     total = inside + outside
     largest = total.nan_to_num(0.0).amax(1, keepdim=True)
     ratio = torch.where(total > floor * largest, inside / outside, math.nan)

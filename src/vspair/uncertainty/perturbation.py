@@ -125,7 +125,7 @@ def sensitivity(
     base: Base = "mean",
     dims: Dims | None = None,
     generator: Generator | None = None,
-    chunk: int = 512,
+    chunk: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the mean squared change of the reconstruction when each factor is perturbed alone.
@@ -157,7 +157,7 @@ def relative_changes(
     base: Base,
     dims: Dims | None,
     generator: Generator | None,
-    chunk: int,
+    chunk: int | None,
     dtype: torch.dtype | None,
 ) -> Tensor:
     """Return weighted squared changes, averaged over perturbations, with shape (B, l, R)."""
