@@ -84,6 +84,6 @@ def test_codes_and_losses_stay_in_float32_under_autocast() -> None:
 
 
 def test_models_are_plain_again_after_fast_training() -> None:
-    t = trainer(config("vsPAIR", fast=True, epochs=1), "cpu")
+    t = trainer(config("vsPAIR", compile=True, epochs=1), "cpu")
     t.train(show=False)
     assert all(m._compiled_call_impl is None for m in t.model.modules())

@@ -38,7 +38,6 @@ def networks(model: InverseModel) -> list[nn.Module]:
 def compiled(model: InverseModel) -> Iterator[None]:
     """Compile the networks of a model; on leaving, every call is plain again."""
     parts = networks(model)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for part in parts:
         part.compile(dynamic=False)
     try:

@@ -100,13 +100,15 @@ class Trainer:
         self.sums = torch.zeros(16, device=self.device)
         self.generator = Generator(self.device)
         self.best_weights: dict[str, Tensor] | None = None
+        if self.device.type == "cuda":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(model.parameters())
         self.trainable = [p.requires_grad for p in self.parameters]
         self.optimiser = self._adam()
 
     @property
     def _captures(self) -> bool:
-        return self.config.training.fast and self.device.type == "cuda"
+        return self.config.training.capture and self.device.type == "cuda"
 
     def _adam(self) -> torch.optim.Adam:
         """Return the optimiser; a captured step reads its rate from the device."""
@@ -236,7 +238,7 @@ class Trainer:
                 "Lower the learning rate, or set training.clip. The last checkpoint is older."
             )
         row |= dict(zip(self.names, means, strict=True))
-        with eagerly() if self.config.training.fast else nullcontext():
+        with eagerly() if self.config.training.compile else nullcontext():
             row |= self.validate()
         if self.model.rho_logit is not None:
             row["rho"] = float(torch.sigmoid(self.model.rho_logit.detach()))
@@ -299,7 +301,7 @@ class Trainer:
         start = self._saved - self.state.seconds
         with ExitStack() as stack:
             step: Callable[[Tensor, Stage], None] = self._step
-            if self.config.training.fast:
+            if self.config.training.compile:
                 stack.enter_context(compiled(self.model))
             if self._captures:
                 size = self.config.training.batch_size

@@ -16,6 +16,13 @@ EXACT, LEARNED = PALETTE[0], PALETTE[1]
 WALKS = (PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4])
 
 
+def _legend(axes: Any, **more: Any) -> None:
+    """Add a legend on a white ground, so that points behind it do not disturb."""
+    axes.legend(
+        fontsize=8, title_fontsize=8, loc="upper left", edgecolor="none", framealpha=0.85, **more
+    )
+
+
 def _ellipse(mean: Any, covariance: Any, deviations: float = 2.0) -> Any:
     """Return points on the ellipse so many deviations from the mean, with shape (200, 2)."""
     angle = np.linspace(0, 2 * np.pi, 200)
@@ -33,6 +40,7 @@ def _limits(parts: Numbers, b: int) -> tuple[Any, Any]:
 def _frame(axes: Any, parts: Numbers, b: int) -> None:
     low, high = _limits(parts, b)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
+    axes.locator_params(nbins=4)
     quiet(axes)
 
 
@@ -49,7 +57,7 @@ def draw_samples(numbers: Numbers, path: Path) -> None:
             _gates(axes[1, b], part["omega"][b])
         axes[0, 0].set_ylabel("$x_2$")
         axes[1, 0].set_ylabel("$\\hat\\omega$")
-        axes[0, 0].legend(fontsize=8, frameon=False, loc="upper left")
+        _legend(axes[0, 0], markerscale=3)
     figure.savefig(path)
 
 
@@ -97,5 +105,5 @@ def _walk(axes: Any, numbers: Numbers, part: dict[str, Any], b: int) -> None:
         axes.plot(*walk.T, ".", markersize=4, color=colour, label=label)
     axes.set_title(f"observation {b + 1}")
     axes.set_xlabel("$x_1$")
-    axes.legend(fontsize=7, frameon=False, loc="upper left", title="dimension", title_fontsize=7)
+    _legend(axes, title="dimension")
     _frame(axes, numbers, b)

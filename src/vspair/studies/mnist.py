@@ -92,7 +92,7 @@ def train(
         data: The pairs.
         folder: Where the run folders are; a stopped training continues.
         device: Where to train.
-        fast: Whether to compile, capture and use bfloat16.
+        fast: Whether to use CUDA graphs and bfloat16, on a GPU.
         epochs: Another number of epochs than configured.
         deadline: Save and stop at this time of ``time.monotonic``.
 
@@ -112,9 +112,10 @@ def _trainer(
     if out.exists():
         trainer = resumed(x, y, runs.Run(out), device)
         return None if trainer.finished else trainer
-    changes: dict[str, Any] = {"seed": job.seed, "fast": fast}
+    changes: dict[str, Any] = {"seed": job.seed}
     changes |= {"epochs": epochs} if epochs else {}
-    changes |= {"precision": "bfloat16"} if fast and device.type == "cuda" else {}
+    if fast and device.type == "cuda":
+        changes |= {"capture": True, "precision": "bfloat16"}
     return prepare(
         x, y, configs.override(job.config, {"training": changes}), out=out, device=device
     )

@@ -95,7 +95,7 @@ def localisation(
     weights = region_weights(region.to(post.code.mean.device), len(post), post.model.x_shape)
     changes = relative_changes(post, factor, weights, base, dims, generator, chunk, dtype)
     unusable = weights[:, :1, :1].isnan()
-    inside, outside = changes.unbind(-1)
+    inside, outside = changes.masked_fill(unusable, math.nan).unbind(-1)
     total = inside + outside
     largest = total.nan_to_num(0.0).amax(1, keepdim=True)
     ratio = torch.where(total > floor * largest, inside / outside, math.nan)
