@@ -79,6 +79,9 @@ class Captured:
         self.step, self.size, self.generator, self.state = step, size, generator, state
         self.graphs: dict[Stage, torch.cuda.CUDAGraph] = {}
         self.batch = torch.zeros(size, dtype=torch.long, device=generator.device)
+        # Of its own: matrix products captured on one stream share a workspace, and graphs that
+        # share it must not run side by side.
+        self.stream = torch.cuda.Stream(generator.device)
 
     def __call__(self, batch: Tensor, stage: Stage) -> None:
         """Do one step."""
@@ -95,16 +98,15 @@ class Captured:
         """Record a step, leaving weights, moments and noise as they were."""
         noise = self.generator.get_state()
         before = [(t, t.detach().clone()) for t in self.state()]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             for _ in range(3):
                 self.step(self.batch, stage)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         self._restore(before, noise)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self.stream):
             self.step(self.batch, stage)
         self._restore(before, noise)
         self.graphs[stage] = graph
