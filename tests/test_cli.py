@@ -1,16 +1,22 @@
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import vspair as package
 from vspair.cli import app
 from vspair.problems.gaussian import GaussianProblem
+from vspair.runs import read_metrics
+from vspair.training import Interrupted
 
-PROGRAM = [sys.executable, "-c", "from vspair.cli import main; main()"]
+PROGRAM = [sys.executable, "-m", "vspair"]
 
 
 def vspair(*arguments: object, code: int = 0) -> str:
@@ -83,7 +89,14 @@ def test_invert_evaluate_and_info(files: Path, tmp_path: Path) -> None:
         ("invert run y.npy --out p.txt", ".npz"),
         ("invert run y.npy --out x.npy/p.npz", "no folder"),
         ("invert run y.npy --out p.npz --level 1.5", "level = 1.5"),
-        ("invert run y.npy --out p.npz --samples 0", "at least one"),
+        ("invert run y.npy --out p.npz --samples 0", "'--samples'"),
+        ("invert run y.npy --out p.npz --seed -1", "'--seed'"),
+        ("evaluate run --x x.npy --y y.npy --samples 0", "'--samples'"),
+        ("evaluate run --x x.npy --y y.npy --seed -1", "'--seed'"),
+        ("evaluate run --x x.npy --y y.npy --out absent/s.json", "no folder"),
+        ("fit --x x.npy --y y.npy --out new --seed -1", "'--seed'"),
+        ("reproduce gaussian --seeds 0", "'--seeds'"),
+        ("reproduce gaussian --jobs 0", "'--jobs'"),
         ("invert . y.npy --out p.npz", "not a run folder"),
         ("evaluate run --x wide.npy --y y.npy", "as many of each"),
         ("info absent", "not a run folder"),
@@ -103,7 +116,80 @@ def test_an_answer_is_not_overwritten(files: Path, tmp_path: Path) -> None:
     out.write_text("precious")
     shown = vspair("invert", files / "run", files / "y.npy", "--out", out, code=2)
     assert "exists already" in shown
+    pairs = ["--x", files / "x.npy", "--y", files / "y.npy"]
+    shown = vspair("evaluate", files / "run", *pairs, "--out", out, code=2)
+    assert "exists already" in shown
+    assert "mse" not in shown
     assert out.read_text() == "precious"
+
+
+def test_scores_are_json_even_where_one_is_undefined(files: Path, tmp_path: Path) -> None:
+    """The correlation of a single pair is not a number."""
+    for name in ("x", "y"):
+        np.save(tmp_path / f"{name}.npy", np.load(files / f"{name}.npy")[:1])
+    pairs = ["--x", tmp_path / "x.npy", "--y", tmp_path / "y.npy"]
+    vspair("evaluate", files / "run", *pairs, "--out", tmp_path / "s.json")
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    scores = json.loads((tmp_path / "s.json").read_text(), parse_constant=refuse)
+    assert scores["uncertainty_error_r"] is None
+    assert scores["mse"] > 0
+
+
+def test_version() -> None:
+    assert vspair("--version") == f"vspair {package.__version__}\n"
+
+
+def test_a_smoke_test_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "vspair.studies.gaussian.reproduce", lambda out, **_: seen.append(str(out)) or "table"
+    )
+    for arguments in ([], ["--smoke"], ["--smoke", "--out", "mine"]):
+        done = CliRunner().invoke(app, ["reproduce", "gaussian", *arguments])
+        assert done.exit_code == 0, done.output
+    assert seen == ["results/gaussian", "results/gaussian-smoke", "mine"]
+
+
+def test_a_stopped_fit_says_how_to_continue(files: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["fit", "--x", files / "x.npy", "--y", files / "y.npy", "--out", out]
+    start = [*PROGRAM, *map(str, words), "--epochs", "300", "--quiet"]
+    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while len(read_metrics(out / "metrics.jsonl")) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130
+    command = f"vspair fit --x {files / 'x.npy'} --y {files / 'y.npy'} --out {out} --resume"
+    assert shown == f"Stopped; what was reached is saved. Continue with: {command}\n"
+    assert 3 <= len(read_metrics(out / "metrics.jsonl")) < 300
+    vspair(*command.split()[1:], "--quiet")
+    assert [row["epoch"] for row in read_metrics(out / "metrics.jsonl")] == [*range(1, 301)]
+
+
+@pytest.mark.parametrize(
+    ("command", "work", "message"),
+    [
+        ("demo", "vspair.studies.demo.demo", "starts anew"),
+        ("reproduce gaussian", "vspair.studies.gaussian.reproduce", "starts anew"),
+        ("invert run y.npy --out p.npz", "vspair.runs.load", "Nothing was written"),
+        ("fit --x x.npy --y y.npy --out new", "vspair.data.load_array", "Stopped before"),
+    ],
+)
+def test_stopping_is_never_silent(
+    command: str, work: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt if "load" in work else Interrupted
+
+    monkeypatch.setattr(work, stop)
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 130
+    assert message in done.output
 
 
 def test_import_is_light() -> None:

@@ -15,9 +15,11 @@ import vspair
 from vspair.config import shipped
 from vspair.errors import VspairError
 from vspair.report import plots
+from vspair.report.demo import brief
 from vspair.report.page import Picture, Section, Table, render
 from vspair.report.plots import ImageRow
 from vspair.studies.demo import PROBLEM, _coverage, _factors, demo
+from vspair.training import Interrupted
 
 
 class _Links(HTMLParser):
@@ -96,6 +98,60 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VspairError, match="not empty"):
         demo(tmp_path / "mine.txt", epochs=1, pairs=50, progress=False)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("error", [Interrupted, VspairError])
+def test_a_stopped_demo_leaves_nothing(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, out: Path, **__: Any) -> None:
+        out.mkdir()
+        (out / "config.toml").write_text("x", encoding="utf-8")
+        (out.parent / ".metrics.json.part").write_text("x", encoding="utf-8")
+        raise error
+
+    monkeypatch.setattr("vspair.studies.demo.fit", stop)
+    with pytest.raises(error):
+        demo(tmp_path / "new", progress=False, pairs=50)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error):
+        demo(tmp_path / "empty", progress=False, pairs=50)
+    assert [p.name for p in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_stopped_demo_keeps_what_others_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, out: Path, **__: Any) -> None:
+        (out.parent / "mine.txt").write_text("keep", encoding="utf-8")
+        raise Interrupted
+
+    monkeypatch.setattr("vspair.studies.demo.fit", stop)
+    with pytest.raises(Interrupted):
+        demo(tmp_path / "new", progress=False, pairs=50)
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["mine.txt"]
+
+
+def test_a_disk_that_cannot_be_written_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(VspairError, match="No space left"):
+        demo(tmp_path / "new", epochs=1, pairs=50, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_terminal_shows_a_table(left: tuple[Path, dict[str, Any]]) -> None:
+    lines = brief(left[1]).splitlines()
+    assert len(lines) == 9
+    assert len({len(line) for line in lines[1:]}) == 1
+    assert max(map(len, lines)) < 80
+    for word in ("vsPAIR", "ridge", "Wiener", "returning y", "mean field", "90 %", "Factors"):
+        assert word in brief(left[1])
 
 
 def test_the_configuration_asks_for_factors() -> None:

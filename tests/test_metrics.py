@@ -1,9 +1,20 @@
 import math
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from vspair.metrics import coverage, crps, energy_score, gaussian_kl, gaussian_w2, pearson
+from vspair.errors import VspairError
+from vspair.metrics import (
+    central_interval,
+    coverage,
+    crps,
+    energy_score,
+    gaussian_kl,
+    gaussian_w2,
+    pearson,
+)
 
 
 def _spd(n: int, batch: int) -> Tensor:
@@ -64,6 +75,33 @@ def test_energy_score_prefers_the_truth() -> None:
 def test_coverage_counts_entries() -> None:
     x = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     assert float(coverage(torch.full((1, 4), 0.5), torch.full((1, 4), 2.0), x)) == 0.5
+
+
+@pytest.mark.parametrize("n", [20, 50])
+def test_central_interval_covers_what_it_promises(n: int) -> None:
+    low, high = central_interval(torch.randn(n, 20000, dtype=torch.float64), 0.9)
+    inside = torch.special.ndtr(high) - torch.special.ndtr(low)
+    assert abs(float(inside.mean()) - 0.9) < 0.01
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 19, 50])
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.9, 0.99])
+def test_central_interval_equals_numpy(n: int, level: float) -> None:
+    samples = torch.randn(n, 3, 2, dtype=torch.float64)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    expected = np.quantile(samples.numpy(), tails, axis=0, method="weibull")
+    assert np.allclose(torch.stack(central_interval(samples, level)).numpy(), expected)
+
+
+def test_central_interval_keeps_the_dtype() -> None:
+    low, high = central_interval(torch.randn(9, 2), 0.5)
+    assert low.dtype == high.dtype == torch.float32
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 90, float("nan")])
+def test_central_interval_refuses_a_level_that_is_no_probability(level: float) -> None:
+    with pytest.raises(VspairError, match="level ="):
+        central_interval(torch.randn(9, 2), level)
 
 
 def test_pearson_equals_torch() -> None:

@@ -110,9 +110,9 @@ def test_interval_holds_the_quantiles(
     model, y = make(kind, shape)
     post = model.posterior(y, noise=noise)
     seed = int(torch.randint(2**62, (), generator=seeded()))  # the samples can be drawn again
-    x = post.sample(n, seeded(seed)).double()
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    expected = torch.quantile(x, tails, dim=0)
+    x = post.sample(n, seeded(seed)).double().numpy()
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    expected = torch.from_numpy(np.quantile(x, tails, axis=0, method="weibull"))
     low, high = post.interval(level, n, seeded())
     torch.testing.assert_close(torch.stack((low, high)).double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -279,10 +279,20 @@ def test_arrays_tensors_and_lists_are_the_same(shape: str) -> None:
         y.numpy().astype(np.float64),
         y.requires_grad_(),
         y.tolist(),
+        list(y.detach()),
     ):
         torch.testing.assert_close(model.posterior(given).approximate_mean(), expected)
     one = model.posterior(y[0].tolist())
     torch.testing.assert_close(one.approximate_mean(), expected[0])
+
+
+def test_half_precision_observations_are_accepted() -> None:
+    model, y = make("vPAIR")
+    for dtype in (torch.bfloat16, torch.half):
+        expected = model.posterior(y.to(dtype).float()).approximate_mean()
+        torch.testing.assert_close(model.posterior(y.to(dtype)).approximate_mean(), expected)
+        one = model.posterior(y[0].to(dtype)).approximate_mean()
+        torch.testing.assert_close(one, expected[0])
 
 
 @pytest.mark.parametrize(
@@ -299,7 +309,8 @@ def test_arrays_tensors_and_lists_are_the_same(shape: str) -> None:
         (torch.zeros(4, dtype=torch.complex64), "dtype"),
         (np.array(["a", "b", "c", "d"]), "dtype"),
         (["a", "b", "c", "d"], "dtype"),
-        ([[1.0, 2.0], [3.0]], "shape"),
+        ([[1.0, 2.0], [3.0]], "y is ragged.*shape"),
+        (torch.zeros(2, 4).to_sparse(), "y is a sparse tensor.*to_dense"),
         (None, "y"),
     ],
     ids=str,

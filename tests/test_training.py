@@ -14,12 +14,14 @@ from torch import Tensor
 
 import vspair
 from vspair import config as configs
-from vspair.config import Config
+from vspair.config import Config, TrainingConfig
 from vspair.errors import VspairError
-from vspair.fitting import suggest
+from vspair.fitting import prepare, resumed, suggest
 from vspair.model import PairedAutoencoder
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
+from vspair.studies.gaussian import measure, moments
+from vspair.together import train_together
 from vspair.training import Interrupted, Trainer
 
 KINDS = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
@@ -221,13 +223,26 @@ def test_annealing_epochs_are_not_compared() -> None:
     assert trainer.state.best_epoch >= 3
 
 
-def test_the_default_learns_and_finds_both_factors() -> None:
+def test_the_default_learns_and_is_sparse() -> None:
     problem = GaussianProblem.random(0)
     x, y = problem.pairs(512, 4, seed=1)
-    model = vspair.fit(x, y, epochs=40, learning_rate=3e-3, progress=False)
+    model = vspair.fit(x, y, epochs=40, progress=False)
     post = model.posterior(y[:200])
     error = (post.approximate_mean() - problem.posterior_mean(y[:200])).square().mean()
     assert error < 0.1 * x.var()
+    assert 2 <= float(post.active().double().sum(-1).mean()) < 12
+
+
+def test_the_default_posterior_is_near_the_exact_one() -> None:
+    """What a user gets who says nothing but the number of factors."""
+    problem = GaussianProblem.random(100)
+    x, y = problem.pairs(1024, 1, seed=1)
+    model = vspair.fit(x, y, active=2, progress=False)
+    unseen = problem.observe(100, torch.Generator().manual_seed(2))
+    post = model.posterior(unseen.float())
+    found = measure(problem, *moments(post.sample(1000).double()), unseen)
+    assert found["kl_exact"] < 0.3
+    assert 0.75 < found["trace_ratio"] < 1.3
     assert abs(float(post.active().double().sum(-1).mean()) - 2) < 0.1
 
 
@@ -251,24 +266,59 @@ def test_batches_of_one_are_left_out() -> None:
     assert _trainer(c, x, y).steps == 1
 
 
-def test_a_last_epoch_that_was_logged_twice_is_not_kept_twice(tmp_path: Path) -> None:
+def test_what_was_logged_after_the_checkpoint_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill comes after the last checkpoint, and cuts a line short."""
     x, y = pairs()
-    vspair.fit(x, y, config=config(), out=tmp_path / "run", progress=False)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
+    _interrupt_after(monkeypatch, 4)
+    with pytest.raises(Interrupted):
+        vspair.fit(x, y, config=config(epochs=5), out=tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    log = tmp_path / "run" / "metrics.jsonl"
+    done = len(log.read_text().splitlines())
+    with log.open("a") as file:
+        file.write(json.dumps({"epoch": done + 1, "loss": 7.0}) + "\n")
+        file.write('{"epoch": 99, "lo')
+    vspair.fit(x, y, out=tmp_path / "run", resume=True, progress=False)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5]
+    assert 7.0 not in [row["loss"] for row in rows]
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(2, 0.9), (1, 0.6)])
+def test_the_second_stage_is_never_left_out(epochs: int, share: float) -> None:
+    trainer = _trainer(config(stages="two-stage", epochs=epochs, first_stage=share), *pairs())
+    assert trainer.train(show=False)[-1]["stage"] == "map"
+
+
+def test_open_gates_are_logged_without_held_out_pairs() -> None:
+    assert "active" in _trainer(config(validation=0.0), *pairs()).train(show=False)[-1]
 
 
 def test_suggested_networks_suit_the_shape() -> None:
     image = suggest((28, 28), (248, 128), active=39)
-    assert (image.x_network.kind, image.x_network.depth) == ("conv", 2)
-    assert image.x_size >= 4 * 39
-    assert suggest((2,), (4,)).x_network.kind == "mlp"
+    assert image["model"]["x_network"] == {"kind": "conv", "width": 16, "depth": 2}
+    assert image["model"]["x_size"] >= 4 * 39
+    vector = suggest((2,), (4,), pairs=1024)
+    assert vector["model"]["x_network"]["kind"] == "mlp"
+    assert vector["training"]["epochs"] * 1024 / 64 >= 5000
+    configs.override(configs.preset(), image)
+    configs.override(configs.preset(), vector)
 
 
 def test_misuse_is_explained(tmp_path: Path) -> None:
     x, y = pairs()
     with pytest.raises(VspairError, match="only x_size = 64"):
         vspair.fit(x, y, config=configs.preset("calibrated", 65), progress=False)
+    for wrong in ({"config": config()}, {"preset": "paper"}):
+        with pytest.raises(VspairError, match="active = 3 steers the calibrated preset"):
+            vspair.fit(x, y, active=3, progress=False, **wrong)
+    plain = configs.override(configs.preset("calibrated", 3), {"model": {"kind": "vPAIR"}})
+    with pytest.raises(VspairError, match="vPAIR has no gates"):
+        vspair.fit(x, y, config=plain, progress=False)
+    with pytest.raises(VspairError, match="above 0"):
+        vspair.fit(x, y, config=Config(training=TrainingConfig(batch_size=0)), progress=False)
     with pytest.raises(VspairError, match=r"Did you mean training\.epochs"):
         vspair.fit(x, y, epoch=3, progress=False)
     with pytest.raises(VspairError, match="give out = FOLDER"):
@@ -282,6 +332,11 @@ def test_misuse_is_explained(tmp_path: Path) -> None:
         vspair.fit(x, y, config=config(epochs=1), out=tmp_path / "run", progress=False)
     with pytest.raises(VspairError, match="keeps its configuration"):
         vspair.fit(x, y, out=tmp_path / "run", resume=True, epochs=9, progress=False)
+    with pytest.raises(VspairError, match="not the pairs"):
+        vspair.fit(2 * x, y, out=tmp_path / "run", resume=True, progress=False)
+    with pytest.raises(VspairError, match="at least 2"):
+        vspair.fit(x[:1], y[:1], out=tmp_path / "one", progress=False)
+    assert not (tmp_path / "one").exists()
     with pytest.raises(VspairError, match="Give the pairs"):
         vspair.fit(x[:, :1], y, out=tmp_path / "run", resume=True, progress=False)
 
@@ -325,3 +380,27 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(VspairError, match="Could not make the folder"):
         vspair.fit(*pairs(), out=tmp_path / "file" / "run", progress=False)
+
+
+def test_trainings_side_by_side_give_the_same_bits_as_alone(tmp_path: Path) -> None:
+    x, y = pairs()
+    alone = [vspair.fit(x, y, config=config(seed=s), progress=False) for s in (1, 2)]
+    together = [_alike(x, y, s) for s in (1, 2)]
+    assert train_together(together)
+    for model, trainer in zip(alone, together, strict=True):
+        assert same(model.state_dict(), trainer.model.state_dict())
+
+
+def _alike(x: Tensor, y: Tensor, seed: int, out: Path | None = None) -> Trainer:
+    return prepare(x, y, config(seed=seed), out=out)
+
+
+def test_trainings_side_by_side_stop_at_a_deadline_and_continue(tmp_path: Path) -> None:
+    x, y = pairs()
+    whole = vspair.fit(x, y, config=config(seed=1), progress=False)
+    assert not train_together([_alike(x, y, 1, tmp_path / "run")], deadline=1e-9)
+    again = resumed(x, y, Run(tmp_path / "run"), torch.device("cpu"))
+    assert train_together([again])
+    assert same(whole.state_dict(), again.model.state_dict())
+    with pytest.raises(VspairError, match="at most 16"):
+        train_together([again] * 17)

@@ -79,9 +79,11 @@ class Captured:
         self.step, self.size, self.generator, self.state = step, size, generator, state
         self.graphs: dict[Stage, torch.cuda.CUDAGraph] = {}
         self.batch = torch.zeros(size, dtype=torch.long, device=generator.device)
-        # Of its own: matrix products captured on one stream share a workspace, and graphs that
-        # share it must not run side by side.
-        self.stream = torch.cuda.Stream(generator.device)
+        # Matrix products captured on one stream share a workspace, and graphs that share it must
+        # not run side by side: each training is captured on the stream that it runs on.
+        current = torch.cuda.current_stream(generator.device)
+        default = torch.cuda.default_stream(generator.device)
+        self.stream = torch.cuda.Stream(generator.device) if current == default else current
 
     def __call__(self, batch: Tensor, stage: Stage) -> None:
         """Do one step."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +32,9 @@ app.add_typer(reproduce, name="reproduce")
 RunFolder = Annotated[Path, typer.Argument(help="A run folder that 'vspair fit' wrote.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")]
+Samples = Annotated[int, typer.Option(min=1, help="Posterior samples for each observation.")]
+MOST = 2**31 - 1
+Seed = Annotated[int, typer.Option(min=0, max=MOST, help="Fixes the samples.")]
 
 
 def _say(text: str) -> None:
@@ -42,7 +48,38 @@ def _table(values: dict[str, Any]) -> None:
         _say(f"  {key:<{width}}  {shown}")
 
 
+@contextmanager
+def _stoppable(text: str, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> Iterator[None]:
+    """Say what Ctrl-C leaves behind and exit with 130; typer would end without a word."""
+    try:
+        yield
+    except kind:
+        typer.echo(text, err=True)
+        raise typer.Exit(130) from None
+
+
+def _version(show: bool) -> None:
+    if show:
+        from vspair import __version__
+
+        _say(f"vspair {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say the version and stop.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
+@_stoppable("Stopped. Nothing is kept; 'vspair demo' starts anew.")
 def demo(
     out: Annotated[Path, typer.Option(help="A new folder for run, figures and page.")] = Path(
         "demo"
@@ -52,20 +89,24 @@ def demo(
     """Train a small model on an embedded problem and leave a page that explains the answer.
 
     The problem: a heat map has blurred for a while and was measured with noise; what did it
-    look like before? Needs no data, and about two minutes on two CPU cores.
+    look like before? Needs no data, and less than two minutes on two CPU cores.
     """
+    from vspair.report.demo import brief
     from vspair.studies.demo import demo as run
 
-    _table(run(out, progress=not quiet))
+    _say(brief(run(out, progress=not quiet)))
     _say(f"Open {out / 'index.html'} in a browser.")
 
 
 @app.command()
+@_stoppable("Stopped before anything new was saved.")
 def fit(
     x: Annotated[str, typer.Option(help="Unknowns: file.npy, file.npz:name or file.h5:name.")],
     y: Annotated[str, typer.Option(help="Observations, pair by pair with x.")],
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
-    active: Annotated[int, typer.Option(help="Factors to keep open; 0 lets them decide.")] = 0,
+    active: Annotated[
+        int, typer.Option(help="Factors to keep open; 0 keeps all worth a price.")
+    ] = 0,
     preset: Annotated[
         Literal["calibrated", "paper"], typer.Option(help="The objective, without --config.")
     ] = "calibrated",
@@ -73,7 +114,9 @@ def fit(
     epochs: Annotated[int | None, typer.Option(help="Passes over the pairs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Adam's step size.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes weights, split and noise.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST, help="Fixes weights, split and noise.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -86,6 +129,7 @@ def fit(
     from vspair import config as configs
     from vspair import fitting
     from vspair.data import load_array
+    from vspair.training import Interrupted
 
     given = {
         "epochs": epochs,
@@ -93,30 +137,39 @@ def fit(
         "learning_rate": learning_rate,
         "seed": seed,
     }
-    fitting.fit(
-        load_array(x),
-        load_array(y),
-        active=active,
-        preset=preset,
-        config=None if config is None else configs.load(config),
-        out=out,
-        resume=resume,
-        device=device,
-        progress=not quiet,
-        **{k: v for k, v in given.items() if v is not None},
-    )
+    with _stoppable(_how_to_resume(x, y, out, device), Interrupted):
+        fitting.fit(
+            load_array(x),
+            load_array(y),
+            active=active,
+            preset=preset,
+            config=None if config is None else configs.load(config),
+            out=out,
+            resume=resume,
+            device=device,
+            progress=not quiet,
+            **{k: v for k, v in given.items() if v is not None},
+        )
     _say(f"Saved {out}. Ask it with: vspair invert {out} Y.npy --out posterior.npz")
 
 
+def _how_to_resume(x: str, y: str, out: Path, device: str) -> str:
+    words = ["vspair", "fit", "--x", x, "--y", y, "--out", str(out), "--resume"]
+    if device != "auto":
+        words += ["--device", device]
+    return f"Stopped; what was reached is saved. Continue with: {shlex.join(words)}"
+
+
 @app.command()
+@_stoppable("Stopped. Nothing was written.")
 def invert(
     run: RunFolder,
     y: Annotated[str, typer.Argument(help="Observations to invert.")],
     out: Annotated[Path, typer.Option(help="A new .npz file for the answer.")],
-    samples: Annotated[int, typer.Option(help="Posterior samples for each observation.")] = 50,
+    samples: Samples = 50,
     level: Annotated[float, typer.Option(help="The probability inside the interval.")] = 0.9,
     noise: Annotated[bool, typer.Option("--noise", help="Include the decoder's noise.")] = False,
-    seed: Annotated[int, typer.Option(help="Fixes the samples.")] = 0,
+    seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Write mean, deviation, interval, samples and factors of x for each observation."""
@@ -132,25 +185,40 @@ def invert(
 
 
 @app.command()
+@_stoppable("Stopped. Nothing was written.")
 def evaluate(
     run: RunFolder,
     x: Annotated[str, typer.Option(help="The true unknowns.")],
     y: Annotated[str, typer.Option(help="Their observations.")],
-    samples: Annotated[int, typer.Option(help="Posterior samples for each observation.")] = 50,
-    seed: Annotated[int, typer.Option(help="Fixes the samples.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also save the scores as JSON.")] = None,
+    samples: Samples = 50,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Also save the scores, as a new JSON file.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Score a run on test pairs, with the trivial floors beside it."""
     from vspair import evaluation, runs
     from vspair.data import load_array
 
+    if out is not None:
+        _expect_new(out)
     scores = evaluation.evaluate(
         runs.load(run, device), load_array(x), load_array(y), samples=samples, seed=seed
     )
     _table(scores)
     if out is not None:
-        runs.write_text(out, json.dumps(scores, indent=2) + "\n")
+        # JSON knows no NaN, which a correlation is where nothing varies.
+        plain = {k: v if math.isfinite(v) else None for k, v in scores.items()}
+        runs.write_text(out, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+
+def _expect_new(path: Path) -> None:
+    """Refuse a file that exists or cannot be made, before any work is done for it."""
+    if path.exists():
+        raise VspairError(f"{path} exists already. Name another file or remove it.")
+    if not path.parent.is_dir():
+        raise VspairError(f"There is no folder {path.parent} to write {path.name} into.")
 
 
 @app.command()
@@ -164,17 +232,24 @@ def info(run: RunFolder) -> None:
 
 
 @reproduce.command()
+@_stoppable("Stopped. The next 'vspair reproduce' starts anew.")
 def gaussian(
-    out: Annotated[Path, typer.Option(help="Where to write tables and figures.")] = Path(
-        "results/gaussian"
-    ),
-    seeds: Annotated[int, typer.Option(help="How many problems and trainings.")] = 10,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write tables and figures: results/gaussian, and with --smoke "
+            "results/gaussian-smoke, where not given."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many problems and trainings.")] = 10,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 2,
     smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes.")] = False,
 ) -> None:
     """Section 4.1: a linear Gaussian problem whose posterior is known in closed form."""
     from vspair.studies.gaussian import reproduce as run
 
+    if out is None:
+        out = Path("results/gaussian-smoke" if smoke else "results/gaussian")
     _say(run(out, seeds=seeds, jobs=jobs, smoke=smoke))
     _say(f"Saved {out}.")
 
@@ -186,6 +261,3 @@ def main() -> None:
     except VspairError as error:
         typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.secho("Stopped. Continue a training with --resume.", err=True)
-        sys.exit(130)

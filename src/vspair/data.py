@@ -6,6 +6,9 @@ array is met here, with its name and the place of the fault, and nowhere else.
 
 from __future__ import annotations
 
+import hashlib
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,26 +18,26 @@ from torch import Tensor, nn
 
 from vspair.errors import VspairError
 
-__all__ = ["Normaliser", "as_data", "as_pairs", "load_array", "split"]
+__all__ = ["Normaliser", "as_array", "as_data", "as_pairs", "load_array", "split"]
 
 
 def load_array(path: str | Path) -> np.ndarray[Any, Any]:
     """Read an array from ``file.npy``, ``file.npz:name`` or ``file.h5:name``.
 
-    Pickled contents are never loaded. The name may be left out where a file holds one array.
+    Pickled contents are never loaded. The name may be left out where a file holds one array; an
+    array in HDF5 groups is named by its path, as in ``file.h5:group/name``.
     """
     file, name = _split_name(str(path))
     if not file.exists():
         raise VspairError(f"There is no file {file}.")
     try:
         if file.suffix == ".npy":
-            return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+            return _load_npy(file, name)
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as archive:
-                return np.asarray(archive[_choose(file, name, list(archive))])
+            return _load_npz(file, name)
         if file.suffix in {".h5", ".hdf5"}:
             return _load_hdf5(file, name)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise VspairError(f"{file} cannot be read as an array: {error}") from None
     raise VspairError(f"{file}: expected a file that ends in .npy, .npz, .h5 or .hdf5.")
 
@@ -53,13 +56,70 @@ def _choose(file: Path, name: str, names: list[str]) -> str:
     raise VspairError(f"{file} holds the arrays: {found}. Name one as {file}:NAME.")
 
 
+def _load_npy(file: Path, name: str) -> np.ndarray[Any, Any]:
+    if name:
+        raise VspairError(
+            f"{file}:{name}: .npy files hold one array without a name. Give {file}, without "
+            f"':{name}'."
+        )
+    return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+
+
+def _load_npz(file: Path, name: str) -> np.ndarray[Any, Any]:
+    # ZipFile first: np.load goes by the contents and would return a renamed .npy as an array.
+    with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as archive:
+        return np.asarray(archive[_choose(file, name, list(archive))])
+
+
 def _load_hdf5(file: Path, name: str) -> np.ndarray[Any, Any]:
     try:
         import h5py
     except ImportError:
         raise VspairError("Reading HDF5 needs h5py: pip install 'vspair[hdf5]'.") from None
+    names: list[str] = []
+
+    def note(path: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            names.append(path)
+
     with h5py.File(file, "r") as archive:
-        return np.asarray(archive[_choose(file, name, list(archive))])
+        # Asked for first: the listing leaves out links, which are good names too.
+        found = archive.get(name) if name else None
+        if not isinstance(found, h5py.Dataset):
+            archive.visititems(note)
+            found = archive[_choose(file, name, names)]
+        return np.asarray(found)
+
+
+def as_array(values: Any, name: str = "x") -> np.ndarray[Any, Any]:
+    """Return a tensor, an array or nested lists of any shape as an array in main memory.
+
+    Tensors of less than single precision, which numpy may not know, become float32.
+
+    Arguments:
+        values: What was given.
+        name: What to call it in an error.
+    """
+    if isinstance(values, Tensor):
+        return _from_tensor(values, name)
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise VspairError(f"{name} is ragged: expected entries of one shape.") from None
+    except (TypeError, RuntimeError) as error:
+        raise VspairError(
+            f"{name} cannot be read as an array: {error} Give one array or one tensor."
+        ) from None
+
+
+def _from_tensor(values: Tensor, name: str) -> np.ndarray[Any, Any]:
+    if values.layout != torch.strided:
+        raise VspairError(
+            f"{name} is a sparse tensor: expected a dense one. Use {name}.to_dense()."
+        )
+    if values.is_floating_point() and values.dtype != torch.float64:
+        values = values.float()
+    return values.numpy(force=True)
 
 
 def as_data(values: Any, name: str = "x") -> Tensor:
@@ -69,7 +129,7 @@ def as_data(values: Any, name: str = "x") -> Tensor:
         values: A tensor or array of N vectors, images, or images with channels.
         name: What to call it in an error.
     """
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = as_array(values, name)
     if array.dtype.kind not in "fiub":
         raise VspairError(f"{name} has dtype {array.dtype}: expected real numbers.")
     if array.ndim not in (2, 3, 4):
@@ -91,18 +151,34 @@ def as_data(values: Any, name: str = "x") -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
-def as_pairs(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return x and y as float32 tensors that belong together, pair by pair."""
+def as_pairs(x: Any, y: Any, *, vary: bool = True) -> tuple[Tensor, Tensor]:
+    """Return x and y as float32 tensors that belong together, pair by pair.
+
+    Arguments:
+        x: The unknowns, with shape (N, *x_shape).
+        y: The observations, with shape (N, *y_shape).
+        vary: Whether to refuse data that never change, as training must.
+    """
     x, y = as_data(x, "x").float(), as_data(y, "y").float()
     if len(x) != len(y):
         raise VspairError(f"x has {len(x)} entries and y has {len(y)}: expected as many of each.")
-    for name, t in (("x", x), ("y", y)):
-        if bool((t == t.flatten()[0]).all()):
-            raise VspairError(
-                f"{name} is constant: every value is {t.flatten()[0]:g}. There is nothing to "
-                "learn from it; check how it was made."
-            )
+    if vary:
+        _check_varies(x, "x")
+        _check_varies(y, "y")
     return x, y
+
+
+def _check_varies(data: Tensor, name: str) -> None:
+    first = data.flatten()[0]
+    if bool((data == first).all()):
+        fault = f"every value is {first:g}"
+    elif len(data) > 1 and bool((data == data[:1]).all()):
+        fault = f"all {len(data)} entries are the same"
+    else:
+        return
+    raise VspairError(
+        f"{name} is constant: {fault}. There is nothing to learn from it; check how it was made."
+    )
 
 
 def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -135,8 +211,10 @@ class Normaliser(nn.Module):
             return
         dims = 0 if how == "feature" else tuple(range(data.ndim))
         std, mean = torch.std_mean(data.double(), dim=dims, correction=0)
-        # An entry that never changes carries nothing: it is shifted to zero and not scaled.
-        std = torch.where(std > 1e-12 * (1 + mean.abs()), std, 1.0)
+        # An entry that never changes carries nothing: it is shifted to zero and not scaled. What
+        # is below float32's resolution of the mean, or of zero, is round-off and not a change.
+        least = 1e-7 * mean.abs() + torch.finfo(torch.float32).tiny
+        std = torch.where(std > least, std, 1.0)
         self.mean.copy_(mean.expand_as(self.mean))
         self.std.copy_(std.expand_as(self.std))
 
@@ -147,3 +225,12 @@ class Normaliser(nn.Module):
     def inverse(self, data: Tensor) -> Tensor:
         """Return what the networks say in the data's own units."""
         return data * self.std + self.mean
+
+
+def fingerprint(x: Tensor, y: Tensor) -> str:
+    """Return a short digest of pairs, by which they can be known again."""
+    digest = hashlib.blake2b(digest_size=8)
+    for t in (x, y):
+        digest.update(str(tuple(t.shape)).encode())
+        digest.update(np.ascontiguousarray(t.numpy()).data)
+    return f"{len(x)} pairs, {digest.hexdigest()}"

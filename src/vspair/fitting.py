@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
-from vspair.config import Config, ModelConfig, PresetName
-from vspair.data import as_pairs, split
+from vspair.config import Config, PresetName, TrainingConfig
+from vspair.data import as_pairs, fingerprint, split
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
-from vspair.networks import NetworkConfig
 from vspair.objective import Objective
 from vspair.runs import Run, pick_device
 from vspair.training import Trainer
@@ -23,49 +21,67 @@ from vspair.training import Trainer
 __all__ = ["fit", "prepare", "resumed", "suggest"]
 
 
-def suggest(x_shape: tuple[int, ...], y_shape: tuple[int, ...], active: int = 0) -> ModelConfig:
-    """Return a network size that suits data of these shapes.
+LEAST_STEPS = 5000
+"""The steps below which a training of few pairs gets more epochs than a hundred."""
 
-    Images are halved until about seven pixels are left on a side; vectors get an MLP. There are
-    four times as many latent dimensions as factors asked for, and at least 64.
+
+def suggest(
+    x_shape: tuple[int, ...], y_shape: tuple[int, ...], pairs: int = 10_000, active: int = 0
+) -> dict[str, Any]:
+    """Return the settings that suit data of these shapes, as changes to a preset.
+
+    Images are halved until about seven pixels are left on a side; vectors get an MLP, a larger
+    step and a decoder whose width is annealed, because few factors can describe a vector exactly
+    and an image seldom. There are four times as many latent dimensions as factors asked for, at
+    least 64, and so many epochs that there are 5,000 steps.
     """
 
-    def network(shape: tuple[int, ...]) -> NetworkConfig:
+    def network(shape: tuple[int, ...]) -> dict[str, Any]:
         if len(shape) == 1:
-            return NetworkConfig("mlp", width=64, depth=2)
+            return {"kind": "mlp", "width": 64, "depth": 2}
         depth = max(1, round(math.log2(min(shape[-2:]) / 7)))
-        return NetworkConfig("conv", width=16, depth=depth)
+        return {"kind": "conv", "width": 16, "depth": depth}
 
-    size = max(64, 2 ** math.ceil(math.log2(4 * max(active, 1))))
-    return ModelConfig(
-        x_size=size, y_size=64, x_network=network(x_shape), y_network=network(y_shape)
-    )
+    batch = TrainingConfig().batch_size
+    sizes = {"x_size": max(64, 2 ** math.ceil(math.log2(4 * max(active, 1)))), "y_size": 64}
+    networks = {"x_network": network(x_shape), "y_network": network(y_shape)}
+    epochs = max(100, math.ceil(LEAST_STEPS / math.ceil(pairs / batch)))
+    changes = {"model": sizes | networks, "training": {"epochs": epochs}}
+    if len(x_shape) == 1:
+        changes["objective"] = {"width": "annealed", "width_start": 0.5, "width_end": 0.03}
+        changes["training"]["learning_rate"] = 3e-3
+    return changes
 
 
 def _configure(
     config: Config | None,
     preset: PresetName,
     active: int,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    x: Tensor,
+    y: Tensor,
     changes: dict[str, Any],
 ) -> Config:
-    if config is None:
-        base = configs.preset(preset, active)
-        model = asdict(base.model) | {
-            k: v
-            for k, v in asdict(suggest(*shapes, active)).items()
-            if k in {"x_size", "y_size", "x_network", "y_network"}
-        }
-        config = configs.override(base, {"model": model})
-    elif active:
-        steer = {"rho": "dual", "gate_prior": "price", "map": "kl", "active": active}
-        config = configs.override(config, {"objective": steer})
-    if changes:
-        config = configs.override(config, {"training": changes})
-    if config.objective.active > config.model.x_size:
+    """Return a configuration that is complete and checked, however it was given."""
+    if active and (config is not None or preset == "paper"):
         raise VspairError(
-            f"active = {config.objective.active}, but the code has only x_size = "
-            f"{config.model.x_size} factors. Raise model.x_size or ask for fewer."
+            f"active = {active} steers the calibrated preset. With a configuration, set "
+            "objective.rho = 'dual' and objective.active in it; the paper's objective has no "
+            "number of factors to set, only alpha0 and beta0."
+        )
+    if config is None:
+        config = configs.preset(preset, active)
+        fitting = suggest(tuple(x.shape[1:]), tuple(y.shape[1:]), len(x), active)
+        if preset == "paper":
+            fitting.pop("objective", None)
+        config = configs.override(config, fitting)
+    config = configs.override(config, {"training": changes})
+    asked, kind = config.objective.active, config.model.kind
+    if asked and kind in ("PAIR", "vPAIR"):
+        raise VspairError(f"active = {asked}, but {kind} has no gates: leave it out.")
+    if asked > config.model.x_size:
+        raise VspairError(
+            f"active = {asked}, but the code has only x_size = {config.model.x_size} factors. "
+            "Raise model.x_size or ask for fewer."
         )
     return config
 
@@ -88,9 +104,9 @@ def fit(
     Arguments:
         x: The unknowns, with shape (N, n), (N, H, W) or (N, C, H, W).
         y: The observations, pair by pair, with a shape of the same kinds.
-        active: How many factors should be open on average; 0 lets the objective decide.
+        active: How many factors should be open on average; 0 keeps those worth a small price.
         preset: ``calibrated`` or ``paper``, where no config is given.
-        config: Everything in detail.
+        config: Everything in detail; nothing is chosen for you then (see :func:`suggest`).
         out: A folder to save the run in; it must not exist, unless it is resumed.
         resume: Continue the run in ``out`` where it was stopped.
         device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
@@ -107,8 +123,7 @@ def fit(
     if resume:
         trainer = _resume(x, y, out, pick_device(device), bool(changes or config or active))
     else:
-        shapes = tuple(x.shape[1:]), tuple(y.shape[1:])
-        config = _configure(config, preset, active, shapes, changes)
+        config = _configure(config, preset, active, x, y, changes)
         trainer = prepare(x, y, config, out=out, device=pick_device(device))
     trainer.train(progress)
     return trainer.model
@@ -123,9 +138,10 @@ def prepare(
     device: torch.device | str = "cpu",
 ) -> Trainer:
     """Return a training that has not begun: weights drawn, normalisation set, folder made."""
-    model = _fresh(x, y, config)
-    run = None if out is None else Run.create(out, config, model)
-    return Trainer(model.to(device), config, x, y, run)
+    trainer = Trainer(_fresh(x, y, config).to(device), config, x, y)
+    if out is not None:
+        trainer.run = Run.create(out, config, trainer.model, fingerprint(x, y))
+    return trainer
 
 
 def _fresh(x: Tensor, y: Tensor, config: Config) -> InverseModel:
@@ -163,6 +179,11 @@ def resumed(x: Tensor, y: Tensor, run: Run, device: torch.device) -> Trainer:
         raise VspairError(
             f"x and y have shapes {shapes}; {run.path} was trained on {known}. Give the pairs "
             "that it was started with."
+        )
+    if run.pairs != fingerprint(x, y):
+        raise VspairError(
+            f"These are not the pairs that {run.path} was started with: their number or values "
+            "differ. Give the same files, in the same order."
         )
     trainer = Trainer(_fresh(x, y, run.config).to(device), run.config, x, y, run)
     if (run.path / "checkpoint.safetensors").exists():

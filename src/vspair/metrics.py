@@ -6,10 +6,55 @@ pictures are drawn elsewhere.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["coverage", "crps", "energy_score", "gaussian_kl", "gaussian_w2", "pearson"]
+from vspair.errors import VspairError
+
+__all__ = [
+    "central_interval",
+    "coverage",
+    "crps",
+    "energy_distance",
+    "energy_score",
+    "gaussian_kl",
+    "gaussian_w2",
+    "pearson",
+]
+
+
+def check_level(level: float) -> None:
+    """Refuse a level that is not a probability."""
+    if not 0 < level < 1:
+        raise VspairError(f"level = {level}: expected a probability between 0 and 1.")
+
+
+def central_interval(samples: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the ends of the central interval of samples (n, *shape), each of shape (*shape).
+
+    The k-th smallest of n samples exceeds a share k / (n + 1) of what they were drawn from, on
+    average, so the ends lie at the ranks tail * (n + 1), and the interval covers its level for
+    few samples as for many (Weibull's positions, type 6). Where the level asks for ranks beyond
+    the samples, which is below 19 samples for 0.9, the ends are the least and the greatest.
+
+    Example:
+        >>> central_interval(torch.arange(1.0, 20.0), 0.8)
+        (tensor(2.), tensor(18.))
+    """
+    check_level(level)
+    ordered = samples.sort(dim=0).values
+    tail = (1 - level) / 2
+    return _ranked(ordered, tail), _ranked(ordered, 1 - tail)
+
+
+def _ranked(ordered: Tensor, q: float) -> Tensor:
+    """Return the q-quantile of samples (n, *shape) in rising order, with shape (*shape)."""
+    last = len(ordered) - 1
+    position = min(max(q * (last + 2) - 1, 0.0), float(last))
+    below, above = math.floor(position), math.ceil(position)
+    return torch.lerp(ordered[below], ordered[above], position - below)
 
 
 def energy_score(samples: Tensor, x: Tensor) -> Tensor:
@@ -24,6 +69,19 @@ def energy_score(samples: Tensor, x: Tensor) -> Tensor:
         return error
     spread = torch.stack([(flat[i] - flat[:i]).norm(dim=-1).sum(0) for i in range(1, n)]).sum(0)
     return error - spread / (n * (n - 1))
+
+
+def energy_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return 2E|A - B| - E|A - A'| - E|B - B'| for samples (n, B, d) and (m, B, d), shape (B,).
+
+    It is zero only where both are the same distribution. Unbiased, so it can be slightly
+    negative for equal ones.
+    """
+    a, b = a.transpose(0, 1), b.transpose(0, 1)
+    n, m = a.shape[1], b.shape[1]
+    within = torch.cdist(a, a).sum((1, 2)) / (n * (n - 1))
+    within = within + torch.cdist(b, b).sum((1, 2)) / (m * (m - 1))
+    return 2 * torch.cdist(a, b).mean((1, 2)) - within
 
 
 def crps(samples: Tensor, x: Tensor) -> Tensor:

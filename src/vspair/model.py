@@ -8,16 +8,15 @@ returns data in its own units.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vspair.codes import Code, Family, FamilyName
 from vspair.config import ModelConfig
-from vspair.data import Normaliser, as_data
+from vspair.data import Normaliser, as_array, as_data
 from vspair.errors import VspairError
 from vspair.networks import Decoder, Encoder, LatentMap
 from vspair.posterior import Posterior, evaluating
@@ -27,7 +26,7 @@ __all__ = ["InverseModel", "PairedAutoencoder", "SparseVAE", "build"]
 Shape = tuple[int, ...]
 
 
-class InverseModel(nn.Module):
+class InverseModel(nn.Module, ABC):
     """What every model has: normalisation, the decoder of x, its width, and a prior weight rho.
 
     Arguments:
@@ -80,13 +79,7 @@ class InverseModel(nn.Module):
         return Posterior(self, code, noise=noise, single=single)
 
     def _observations(self, y: Any) -> tuple[Tensor, bool]:
-        if not isinstance(y, Tensor):
-            try:
-                y = np.asarray(y)
-            except ValueError:
-                raise VspairError(
-                    "y is a ragged list: expected observations of one shape."
-                ) from None
+        y = as_array(y, "y")
         shape = tuple(y.shape)
         single = shape == self.y_shape
         if not single and shape[1:] != self.y_shape:

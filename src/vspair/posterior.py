@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from vspair.codes import Code, SpikeSlab
 from vspair.errors import VspairError
+from vspair.metrics import central_interval, check_level
 
 if TYPE_CHECKING:
     from vspair.model import InverseModel
@@ -134,20 +135,18 @@ class Posterior:
         Where all samples together would not fit the memory that is set aside, observations and
         then pixels are treated in blocks, and the latent samples are decoded again for each.
         """
-        if not 0 < level < 1:
-            raise VspairError(f"level = {level}: expected a probability between 0 and 1.")
+        check_level(level)
         _at_least_one(n)
-        tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         seed = int(torch.randint(2**62, (), generator=_on_cpu(generator)))
         rows = max(1, _BLOCK // (n * math.prod(self.model.x_shape)))
         ends = [
-            self._quantiles(slice(i, i + rows), tails, n, seed) for i in range(0, len(self), rows)
+            self._interval(slice(i, i + rows), level, n, seed) for i in range(0, len(self), rows)
         ]
         low, high = torch.cat(ends, dim=1)
         return self._squeeze(low), self._squeeze(high)
 
-    def _quantiles(self, rows: slice, tails: Tensor, n: int, seed: int) -> Tensor:
-        """Return quantiles of shape (2, B, *x_shape), block of pixels by block of pixels."""
+    def _interval(self, rows: slice, level: float, n: int, seed: int) -> Tensor:
+        """Return both ends, of shape (2, B, *x_shape), block of pixels by block of pixels."""
         pixels, size = math.prod(self.model.x_shape), len(range(len(self))[rows])
         block = max(1, _BLOCK // (n * size))
         parts = []
@@ -156,7 +155,7 @@ class Posterior:
             draws = self._draws(n, again, rows)
             # Clones: a view would keep the whole of every decoded image alive.
             kept = [x.flatten(2)[:, :, start : start + block].clone() for x in draws]
-            parts.append(_quantile(torch.cat(kept), tails))
+            parts.append(torch.stack(central_interval(torch.cat(kept), level)))
         return torch.cat(parts, dim=-1).reshape(2, size, *self.model.x_shape)
 
     def approximate_mean(self) -> Tensor:
@@ -203,14 +202,3 @@ def _on_cpu(generator: Generator | None) -> Generator | None:
         return generator
     draw = torch.randint(2**62, (), device=generator.device, generator=generator)
     return torch.Generator().manual_seed(int(draw))
-
-
-def _quantile(x: Tensor, q: Tensor) -> Tensor:
-    """Return quantiles over the first dimension (torch.quantile refuses large tensors)."""
-    position = q * (len(x) - 1)
-    low, high = position.floor().long().tolist(), position.ceil().long().tolist()
-    x = x.sort(dim=0).values
-    ends = [
-        torch.lerp(x[a], x[b], float(p - a)) for a, b, p in zip(low, high, position, strict=True)
-    ]
-    return torch.stack(ends)

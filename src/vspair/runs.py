@@ -21,11 +21,13 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -62,6 +64,7 @@ FORMAT = 1
 class _Data:
     x_shape: tuple[int, ...]
     y_shape: tuple[int, ...]
+    pairs: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,28 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(handle.fileno())
         part.replace(path)
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         kept = " The earlier file is unchanged." if path.exists() else ""
         raise VspairError(f"Could not write {path}: {error}.{kept}") from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are missing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VspairError(f"Could not make the folder {path}: {error}.") from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write named arrays as a compressed ``.npz`` file, atomically."""
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    atomically(path, write)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -127,7 +149,8 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        torch.zeros(1, device=name).tolist()
+        return torch.device(name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise VspairError(f"device = {name!r} cannot be used: {reason}. Try cpu.") from None
@@ -163,18 +186,22 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, model: InverseModel) -> Run:
-        """Make a new folder with its configuration; refuse one that holds anything."""
+    def create(cls, path: str | Path, config: Config, model: InverseModel, pairs: str = "") -> Run:
+        """Make a new folder with its configuration; refuse one that holds anything.
+
+        Arguments:
+            path: The folder.
+            config: What the run is made with.
+            model: Says the shapes.
+            pairs: The fingerprint of the pairs, by which a resumed run knows them again.
+        """
         run = cls(path)
         if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
             raise VspairError(
                 f"{run.path} exists already. Name another folder, remove it, or resume it."
             )
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VspairError(f"Could not make the folder {run.path}: {error}.") from None
-        data = {"x_shape": model.x_shape, "y_shape": model.y_shape}
+        make_folder(run.path)
+        data = {"x_shape": model.x_shape, "y_shape": model.y_shape, "pairs": pairs}
         document = {"format": FORMAT, "data": data, **dataclasses.asdict(config)}
         write_text(run.path / "config.toml", to_toml(document))
         write_text(run.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
@@ -213,11 +240,21 @@ class Run:
         data = self._config().data
         return data.x_shape, data.y_shape
 
+    @property
+    def pairs(self) -> str:
+        """The fingerprint of the pairs that the run was started with."""
+        return self._config().data.pairs
+
     def blank(self) -> InverseModel:
         """Return the run's model with weights yet to be filled."""
         c = self._config()
-        with torch.random.fork_rng(devices=[]):
-            return build(c.model, c.data.x_shape, c.data.y_shape)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return build(c.model, c.data.x_shape, c.data.y_shape)
+        except RuntimeError as error:
+            path = self.path / "config.toml"
+            reason = str(error).splitlines()[0]
+            raise VspairError(f"{path} describes a model that cannot be made: {reason}") from None
 
     def save_weights(self, model: InverseModel | Mapping[str, Tensor], epoch: int) -> None:
         """Write the model's weights."""
@@ -229,15 +266,7 @@ class Run:
         model = self.blank()
         path = self.path / "weights.safetensors"
         tensors, _ = read_tensors(path)
-        expected = model.state_dict()
-        wrong = set(expected) ^ set(tensors)
-        wrong |= {k for k in set(expected) & set(tensors) if expected[k].shape != tensors[k].shape}
-        if wrong:
-            raise VspairError(
-                f"{path} does not fit config.toml: {len(wrong)} tensors differ, for example "
-                f"{min(wrong)}. One of the two files belongs to another run."
-            )
-        model.load_state_dict(tensors)
+        fill(model, tensors, path)
         return model.to(device).eval()
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -245,16 +274,35 @@ class Run:
         return read_metrics(self.path / "metrics.jsonl")
 
 
+def fill(model: InverseModel, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Put named tensors into a model, or say which do not belong there."""
+    expected = model.state_dict()
+    wrong = set(expected) ^ set(tensors)
+    wrong |= {k for k in set(expected) & set(tensors) if expected[k].shape != tensors[k].shape}
+    if wrong:
+        raise VspairError(
+            f"{path} does not fit config.toml: {len(wrong)} tensors differ, for example "
+            f"{min(wrong)}. One of the two files belongs to another run."
+        )
+    sick = [k for k, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
+    if sick:
+        raise VspairError(f"{path} holds values that are not finite, in {sick[0]}: train again.")
+    model.load_state_dict(dict(tensors))
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a file of JSON lines; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except ValueError:
             break
+        if not isinstance(row, dict) or "epoch" not in row:
+            break
+        rows.append(row)
     return rows
 
 
@@ -272,6 +320,7 @@ def describe(path: str | Path) -> dict[str, dict[str, Any]]:
     """Return what a run folder holds, by section: model, training, last epoch, versions."""
     run = Run(path)
     config, model, rows = run.config, run.load(), run.metrics()
+    _, header = read_tensors(run.path / "weights.safetensors")
     rho = model.rho
     sizes = {
         "kind": config.model.kind,
@@ -285,14 +334,17 @@ def describe(path: str | Path) -> dict[str, dict[str, Any]]:
     if rho is not None:
         sizes["rho"] = float(rho)
     training = {
-        "epochs": f"{len(rows)} of {config.training.epochs}",
+        "epochs": f"{rows[-1]['epoch'] if rows else 0} of {config.training.epochs}",
+        "weights of epoch": header.get("epoch", "unknown"),
         "pairs in a step": config.training.batch_size,
         "map": config.objective.map,
         "active asked for": config.objective.active or "as the objective decides",
         "seed": config.training.seed,
     }
-    file = run.path / "versions.json"
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        kept = json.loads((run.path / "versions.json").read_bytes())
+    except (OSError, ValueError):
+        kept = {"versions.json": "missing or damaged"}
     sections: dict[str, dict[str, Any]] = {
         "model": sizes,
         "training": training,

@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vspair.acceleration import Captured, compiled, eagerly, precision
-from vspair.codes import SpikeSlab
+from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
 from vspair.data import split
 from vspair.errors import VspairError
@@ -30,9 +30,9 @@ from vspair.metrics import energy_score
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.objective import Objective, Stage
 from vspair.progress import Progress
-from vspair.runs import Run, read_tensors, write_tensors, write_text
+from vspair.runs import Run, fill, read_tensors, write_tensors, write_text
 
-__all__ = ["Interrupted", "Trainer", "train_together"]
+__all__ = ["Interrupted", "Trainer"]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -130,17 +130,23 @@ class Trainer:
         size, n = self.config.training.batch_size, len(self.x)
         return max(1, n // size + (n % size > 1))
 
+    @property
+    def _two_stages(self) -> bool:
+        two = self.config.training.stages == "two-stage"
+        return two and isinstance(self.model, PairedAutoencoder)
+
     def _first_epochs(self) -> int:
         """Epochs of the first stage; of the whole training where it is joint."""
         t = self.config.training
-        two = t.stages == "two-stage" and isinstance(self.model, PairedAutoencoder)
-        return round(t.first_stage * t.epochs) if two else t.epochs
+        if not self._two_stages:
+            return t.epochs
+        return min(round(t.first_stage * t.epochs), t.epochs - 1)
 
     def _stage(self) -> tuple[Stage, float]:
         """Return the current stage and the share of it that is done."""
         first, total = self._first_epochs(), self.config.training.epochs
         done = self.state.epoch + self.state.step / self.steps
-        if first == total:
+        if not self._two_stages:
             return "joint", done / total
         if self.state.epoch < first:
             return "autoencoders", done / first
@@ -214,10 +220,10 @@ class Trainer:
         The energy score, E|X - x| - E|X - X'| / 2 for samples X of the posterior, is proper and
         does not depend on the objective's weights: it compares epochs, presets and models.
         """
-        if not len(self.x_held):
-            return {}
         self.model.eval()
         x, y = self.x_held[:most], self.y_held[:most]
+        if not len(x):
+            return self._active(self.model.latent(self.y[:most]))
         noise = Generator(self.device).manual_seed(0)
         stage, _ = self._stage()
         loss, terms = self.objective(self.model, x, y, noise, "joint" if stage == "map" else stage)
@@ -225,9 +231,13 @@ class Trainer:
         drawn = [self.model.x_decoder(code.rsample(noise)) for _ in range(4)]
         row = {"val_loss": loss, **{f"val_{k}": v for k, v in terms.items()}}
         row["val_score"] = energy_score(torch.stack(drawn), x).mean()
-        if isinstance(code, SpikeSlab):
-            row["active"] = (code.omega > 0.5).float().sum(-1).mean()
-        return {k: float(v) for k, v in row.items()}
+        return {k: float(v) for k, v in row.items()} | self._active(code)
+
+    def _active(self, code: Code) -> dict[str, float]:
+        """Return how many gates are more open than not, on average; nothing without gates."""
+        if not isinstance(code, SpikeSlab):
+            return {}
+        return {"active": float((code.omega > 0.5).float().sum(-1).mean())}
 
     def _row(self, stage: Stage, seconds: float) -> dict[str, Any]:
         row: dict[str, Any] = {"epoch": self.state.epoch, "stage": stage}
@@ -250,10 +260,8 @@ class Trainer:
 
     def _judge(self, row: dict[str, Any], progress: float) -> None:
         """Remember the best epoch among those whose schedules have ended."""
-        first, total = self._first_epochs(), self.config.training.epochs
-        comparable = self.objective.settled(progress) and (
-            first == total or self.state.epoch > first
-        )
+        second = not self._two_stages or self.state.epoch > self._first_epochs()
+        comparable = self.objective.settled(progress) and second
         if "val_score" not in row or not comparable:
             return
         if row["val_score"] < self.state.best:
@@ -288,6 +296,7 @@ class Trainer:
                 if bar.due():
                     done = self.state.epoch + self.state.step / self.steps
                     bar.advance(done, rows[-1] if rows else None)
+            bar.advance(self.state.epoch, rows[-1] if rows else None)
         return rows
 
     def run_steps(self, rows: list[dict[str, Any]]) -> Steps[None, None, None]:
@@ -296,7 +305,9 @@ class Trainer:
         Arguments:
             rows: Filled with one dictionary an epoch.
         """
-        rows += self.run.metrics()[: self.state.epoch] if self.run else []
+        if self.run:
+            rows += [row for row in self.run.metrics() if row["epoch"] <= self.state.epoch]
+            self._rewrite(rows)
         self._saved = time.monotonic()
         start = self._saved - self.state.seconds
         with ExitStack() as stack:
@@ -326,13 +337,16 @@ class Trainer:
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
 
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        """Drop what was logged after the checkpoint that the training continues from."""
+        assert self.run is not None
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        write_text(self.run.path / "metrics.jsonl", lines)
+
     def _log(self, rows: list[dict[str, Any]]) -> None:
         if self.run is None:
             return
         path = self.run.path / "metrics.jsonl"
-        if len(rows) == 1 or not path.exists():
-            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-            return
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
@@ -355,7 +369,10 @@ class Trainer:
             tensors |= {f"adam.{i}.{k}": v for k, v in state.items()}
         tensors |= {f"best.{k}": v for k, v in (self.best_weights or {}).items()}
         tensors |= {"sums": self.sums, "generator": self.generator.get_state()}
-        self.run.save_weights(self.best_weights or self.model, self.state.epoch)
+        if self.best_weights is None:
+            self.run.save_weights(self.model, self.state.epoch)
+        else:
+            self.run.save_weights(self.best_weights, self.state.best_epoch)
         header = asdict(self.state) | {"names": self.names}
         write_tensors(self.run.path / "checkpoint.safetensors", tensors, header)
         self._saved = time.monotonic()
@@ -363,56 +380,30 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the run's checkpoint."""
         assert self.run is not None
-        tensors, header = read_tensors(self.run.path / "checkpoint.safetensors")
+        path = self.run.path / "checkpoint.safetensors"
+        tensors, header = read_tensors(path)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             head, _, tail = name.partition(".")
             groups.setdefault(head, {})[tail] = value
-        self.names = header.pop("names")
-        self.state = _State(**header)
-        self.model.load_state_dict(groups["model"])
+        fill(self.model, groups.get("model", {}), path)
+        try:
+            self.names = header.pop("names")
+            self.state = _State(**header)
+            self.sums.copy_(tensors["sums"])
+            self.generator.set_state(tensors["generator"])
+            self._restore_moments(groups.get("adam", {}))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise VspairError(
+                f"{path} cannot be continued from: {error}. It may be damaged, or come from "
+                f"another kind of device than {self.device.type}."
+            ) from None
         self.best_weights = groups.get("best")
-        self.sums.copy_(tensors["sums"])
-        self.generator.set_state(tensors["generator"])
+
+    def _restore_moments(self, named: dict[str, Tensor]) -> None:
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in groups.get("adam", {}).items():
+        for name, value in named.items():
             index, _, key = name.partition(".")
             moments.setdefault(int(index), {})[key] = value
         plain = self.optimiser.state_dict()
         self.optimiser.load_state_dict({**plain, "state": moments})
-
-
-def train_together(trainers: list[Trainer], deadline: float | None = None) -> bool:
-    """Train several models step by step in turn; on a GPU each on a stream of its own.
-
-    Small models leave most of a GPU idle, so several cost little more than one.
-
-    Arguments:
-        trainers: Trainings that have not begun, or were resumed.
-        deadline: Save and stop at this time of ``time.monotonic``.
-
-    Returns:
-        Whether all trainings came to their end.
-    """
-    on_gpu = any(t.device.type == "cuda" for t in trainers)
-    if on_gpu:
-        torch.cuda.synchronize()
-    work = [(trainer, trainer.run_steps([]), _lane(trainer.device)) for trainer in trainers]
-    while work and not (deadline and time.monotonic() > deadline):
-        left = []
-        for trainer, steps, lane in work:
-            with torch.cuda.stream(lane):
-                if next(steps, steps) is None:
-                    left.append((trainer, steps, lane))
-        work = left
-    for trainer, steps, lane in work:
-        with torch.cuda.stream(lane):
-            trainer.save()
-            steps.close()
-    if on_gpu:
-        torch.cuda.synchronize()
-    return not work
-
-
-def _lane(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -3,6 +3,8 @@
 Every seed draws its own operator, pairs and initial weights. The learned posterior has no
 density, so it is compared through the mean and covariance of many samples, as if it were
 Gaussian: KL(learned || exact) and the 2-Wasserstein distance, medians over the test observations.
+Beside them stands the energy distance of samples, which assumes nothing. The settings of the
+calibrated preset were chosen on other operators than those reported.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from vspair import config as configs
 from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.fitting import fit
-from vspair.metrics import gaussian_kl, gaussian_w2
+from vspair.metrics import energy_distance, gaussian_kl, gaussian_w2
 from vspair.model import InverseModel
 from vspair.posterior import Posterior
 from vspair.problems.gaussian import GaussianProblem
@@ -33,10 +35,31 @@ from vspair.studies.theorem import theorem1
 __all__ = ["Scale", "measure", "reproduce", "train"]
 
 PRESETS = ("paper", "calibrated")
+DEFAULT = "default"
+LEARNED = {
+    "paper": ("paper", ""),
+    "calibrated": ("calibrated", ""),
+    DEFAULT: ("calibrated", "defaults of vspair.fit"),
+}
+"""What is trained on every seed, with the preset and condition of its rows."""
+
+CONVENTIONS: dict[str, dict[str, Any]] = {
+    "as printed": {},
+    "without 1/2": {"half": False},
+    "mean instead of sum": {"reduction": "mean"},
+    "sigma instead of log variance": {"sigma": "sigma"},
+    "variance instead of log variance": {"sigma": "variance"},
+    "targets detached": {"target": "detached"},
+    "rho by its closed form": {"rho": "closed"},
+    "without 1/2, mean": {"half": False, "reduction": "mean"},
+}
+"""Readings of the paper's objective where the text leaves a choice."""
+
 METRICS = {
     "mean_error": "error of the mean (exact deviations)",
     "kl_exact": "KL to the exact posterior (nats)",
     "w2_exact": "2-Wasserstein distance",
+    "energy_exact": "energy distance of samples",
     "trace_ratio": "trace of covariance / exact",
     "active": "active dimensions",
     "alignment": "alignment with eigenvectors",
@@ -65,13 +88,23 @@ class Scale:
 SMOKE = Scale(observations=64, each=4, test=20, samples=400, epochs=2)
 
 
-def train(seed: int, preset: str, scale: Scale) -> tuple[GaussianProblem, InverseModel]:
+def draw(seed: int) -> GaussianProblem:
+    """Return the problem of a seed; seeds below 100 were used to choose settings."""
+    return GaussianProblem.random(100 + seed)
+
+
+def train(
+    seed: int, preset: str, scale: Scale, changes: dict[str, Any] | None = None
+) -> tuple[GaussianProblem, InverseModel]:
     """Draw a problem and its pairs, and train vsPAIR on them."""
-    problem = GaussianProblem.random(seed)
+    problem = draw(seed)
     x, y = problem.pairs(scale.observations, scale.each, seed=1000 + seed)
+    more: dict[str, Any] = {"epochs": scale.epochs} if scale.epochs else {}
+    if preset == DEFAULT:
+        return problem, fit(x, y, active=2, seed=seed, progress=False, **more)
     config = configs.shipped(f"gaussian-{preset}")
-    epochs = scale.epochs or config.training.epochs
-    return problem, fit(x, y, config=config, seed=seed, epochs=epochs, progress=False)
+    config = configs.override(config, {"objective": changes or {}})
+    return problem, fit(x, y, config=config, seed=seed, progress=False, **more)
 
 
 def observations(problem: GaussianProblem, seed: int, scale: Scale) -> Tensor:
@@ -147,17 +180,27 @@ def prior(problem: GaussianProblem, y: Tensor) -> dict[str, float]:
     return measure(problem, torch.zeros(len(y), n, dtype=torch.float64), eye, y)
 
 
-def _learned(seed: int, preset: str, scale: Scale) -> tuple[dict[str, Any], dict[str, Any]]:
+def energy(problem: GaussianProblem, samples: Tensor, y: Tensor) -> float:
+    """Return the median energy distance of samples (n, B, 2) to as many exact ones."""
+    exact = problem.sample_posterior(y, len(samples), Generator().manual_seed(5))
+    return float(energy_distance(samples, exact).median())
+
+
+def _learned(
+    seed: int, preset: str, scale: Scale, changes: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train and measure one model; return its metrics and the numbers behind its figures."""
-    problem, model = train(seed, preset, scale)
+    problem, model = train(seed, preset, scale, changes)
     y = observations(problem, seed, scale)
     post = model.posterior(y.float())
     samples = post.sample(scale.samples, Generator().manual_seed(3000 + seed)).double()
     counts = post.active().sum(-1)
     values: dict[str, Any] = measure(problem, *moments(samples), y)
+    values["energy_exact"] = energy(problem, samples[:500], y)
     values |= {"active": float(counts.double().mean()), "alignment": alignment(problem, post)}
     values |= {"active_least": int(counts.min()), "active_most": int(counts.max())}
-    return values, _figure_numbers(problem, post, samples, y) if seed == 0 else {}
+    drawn = seed == 0 and preset in PRESETS and not changes
+    return values, _figure_numbers(problem, post, samples, y) if drawn else {}
 
 
 def _figure_numbers(
@@ -196,16 +239,26 @@ def _seed(job: tuple[int, Scale]) -> tuple[dict[str, dict[str, Any]], dict[str, 
     """Run everything for one seed, in a process of its own."""
     seed, scale = job
     torch.set_num_threads(1)
-    problem = GaussianProblem.random(seed)
+    problem = draw(seed)
     y = observations(problem, seed, scale)
+    exact = problem.sample_posterior(y, scale.samples, Generator().manual_seed(6))
     values = {
         "trivial-prior": prior(problem, y),
         "least squares": least_squares(problem, seed, scale, y),
+        "exact samples": measure(problem, *moments(exact), y),
     }
+    values["exact samples"]["energy_exact"] = energy(problem, exact[:500], y)
     numbers = {}
-    for preset in PRESETS:
+    for preset in LEARNED:
         values[preset], numbers[preset] = _learned(seed, preset, scale)
-    return values, numbers
+    return values, {preset: numbers[preset] for preset in PRESETS}
+
+
+def _reading(job: tuple[str, int, Scale]) -> dict[str, Any]:
+    """Measure one reading of the paper's objective on one seed, in a process of its own."""
+    torch.set_num_threads(1)
+    name, seed, scale = job
+    return {"reading": name, "seed": seed} | _learned(seed, "paper", scale, CONVENTIONS[name])[0]
 
 
 def _theorem(epochs: int) -> dict[str, Any]:
@@ -217,7 +270,8 @@ def _rows(results: list[dict[str, dict[str, Any]]]) -> list[Row]:
     """Return medians over seeds, with half the distance of the quartiles as spread."""
     rows = []
     for name in results[0]:
-        learned = name in PRESETS
+        learned = name in LEARNED
+        preset, condition = LEARNED.get(name, ("", ""))
         for metric in METRICS:
             values = [r[name][metric] for r in results if metric in r[name]]
             if not values:
@@ -226,7 +280,8 @@ def _rows(results: list[dict[str, dict[str, Any]]]) -> list[Row]:
             rows.append(
                 Row(
                     model="vsPAIR" if learned else name,
-                    preset=name if learned else "",
+                    preset=preset,
+                    condition=condition,
                     metric=metric,
                     value=statistics.median(values),
                     spread=spread,
@@ -238,14 +293,32 @@ def _rows(results: list[dict[str, dict[str, Any]]]) -> list[Row]:
 
 def _verdict(results: list[dict[str, dict[str, Any]]]) -> str:
     lines = []
-    for preset in PRESETS:
+    for preset in LEARNED:
         exact = sum(r[preset]["active_least"] == r[preset]["active_most"] == 2 for r in results)
         below = sum(r[preset]["kl_exact"] <= 0.01 for r in results)
         worst = max(r[preset]["kl_exact"] for r in results)
         lines.append(
-            f"- {preset}: exactly 2 active dimensions for every test observation in {exact} of "
-            f"{len(results)} seeds; median KL at most 0.01 nats in {below}; worst {worst:.4f}."
+            f"- {_name(preset)}: exactly 2 active dimensions for every test observation in "
+            f"{exact} of {len(results)} seeds; median KL at most 0.01 nats in {below}; worst {worst:.4f}."
         )
+    return "\n".join(lines)
+
+
+def _name(preset: str) -> str:
+    return ", ".join(filter(None, LEARNED[preset]))
+
+
+def _readings_table(readings: list[dict[str, Any]]) -> str:
+    """Return the readings of the paper's objective as a table of medians."""
+    lines = [
+        "| reading | error of the mean | KL | trace ratio | active |",
+        "|---|---|---|---|---|",
+    ]
+    for name in CONVENTIONS:
+        rows = [r for r in readings if r["reading"] == name]
+        keys = ("mean_error", "kl_exact", "trace_ratio", "active")
+        cells = [f"{statistics.median(r[k] for r in rows):.3g}" for k in keys]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -265,13 +338,15 @@ def reproduce(
         The table, as Markdown.
     """
     scale = scale or (SMOKE if smoke else Scale())
+    runs.make_folder(out)
     work = [(seed, scale) for seed in range(seeds)]
+    tries = [(name, seed, scale) for name in CONVENTIONS for seed in range(min(seeds, 3))]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         theorem = pool.submit(_theorem, scale.epochs or 60)
         done = list(pool.map(_seed, work))
+        readings = list(pool.map(_reading, tries))
         check = theorem.result()
     results, numbers = [values for values, _ in done], done[0][1]
-    out.mkdir(parents=True, exist_ok=True)
     rows = _rows(results)
     command = f"vspair reproduce gaussian --seeds {seeds}" + (" --smoke" if smoke else "")
     config = {p: configs.shipped(f"gaussian-{p}").training.epochs for p in PRESETS}
@@ -284,15 +359,20 @@ def reproduce(
     }
     write_summary(out / "summary.json", "gaussian", command, about, rows)
     runs.write_text(out / "seeds.json", json.dumps(results, indent=1) + "\n")
+    runs.write_text(out / "readings.json", json.dumps(readings, indent=1) + "\n")
     runs.write_text(out / "theorem1.json", json.dumps(check, indent=1) + "\n")
-    text = _text(rows, results, check, command)
+    text = _text(rows, results, readings, check, command)
     runs.write_text(out / "README.md", text)
     _draw(out, numbers)
     return text
 
 
 def _text(
-    rows: list[Row], results: list[dict[str, dict[str, Any]]], check: dict[str, Any], command: str
+    rows: list[Row],
+    results: list[dict[str, dict[str, Any]]],
+    readings: list[dict[str, Any]],
+    check: dict[str, Any],
+    command: str,
 ) -> str:
     n = len(results)
     return (
@@ -304,16 +384,27 @@ def _text(
         f"{markdown(rows, METRICS)}\n\n"
         "`trivial-prior` answers with the prior whatever was observed; `least squares` is linear "
         "regression on the same pairs with the covariance of its residuals, which on this "
-        "problem is the right model class. A random direction has alignment 0.900.\n\n"
+        "problem is the right model class; `exact samples` shows what the finite number of "
+        "samples adds to each measure. KL and 2-Wasserstein distance compare means and "
+        "covariances of 4,000 samples, as if the learned posterior were Gaussian; the energy "
+        "distance compares 500 samples with 500 exact ones and assumes nothing. A random "
+        "direction has alignment 0.900. The settings of the calibrated preset were chosen on "
+        "other operators than these.\n\n"
         f"{_verdict(results)}\n\n"
         "![Samples](samples.png)\n\n![Traversal](traversal.png)\n\n"
+        "## The paper's objective, read in other ways\n\n"
+        "The paper shows one run in which samples and exact posterior nearly coincide. Ours of "
+        "the objective as printed do not, so the choices that the text leaves open were tried on "
+        f"{len({r['seed'] for r in readings})} seeds (medians):\n\n"
+        f"{_readings_table(readings)}\n\n"
         "## Theorem 1\n\n"
-        "An affine encoder of constant covariance. How far the mean of Z_x given y (root mean "
-        "square, relative) and its variances (mean relative error of a dimension) are from the "
-        "theorem's formula, over 200 test observations.\n\n"
-        "| | mean | variances |\n|---|---|---|\n"
+        "An affine encoder of constant covariance. How far the mean and the covariance of Z_x "
+        "given y (root mean square, relative) and its variances (mean relative error of a "
+        "dimension) are from the theorem's formula, over 200 test observations. A map's "
+        "covariance is diagonal by construction.\n\n"
+        "| | mean | variances | covariance |\n|---|---|---|---|\n"
         + "".join(
-            f"| {name} | {v['mean']:.4f} | {v['variance']:.4f} |\n"
+            f"| {name} | {v['mean']:.4f} | {v['variance']:.4f} | {v['covariance']:.4f} |\n"
             for name, v in check["distances"].items()
         )
         + "\nThe map that is fitted by the KL learns the theorem's variance. The map that is "
@@ -326,9 +417,7 @@ def _text(
 def _draw(out: Path, numbers: dict[str, dict[str, Any]]) -> None:
     from vspair.report.gaussian import draw_samples, draw_traversal
 
-    np.savez_compressed(
-        out / "figures.npz",
-        **{f"{p}.{k}": v for p, part in numbers.items() for k, v in part.items()},
-    )
+    flat = {f"{p}.{k}": v for p, part in numbers.items() for k, v in part.items()}
+    runs.write_arrays(out / "figures.npz", flat)
     draw_samples(numbers, out / "samples.png")
     draw_traversal(numbers, out / "traversal.png")

@@ -24,7 +24,8 @@ from vspair.metrics import coverage, crps
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.posterior import Posterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem
-from vspair.training import Trainer, train_together
+from vspair.together import train_together
+from vspair.training import Trainer
 from vspair.uncertainty import (
     always_active,
     best_localised,

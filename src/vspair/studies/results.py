@@ -62,14 +62,19 @@ def write_summary(
 
 def markdown(rows: list[Row], metrics: dict[str, str]) -> str:
     """Return a table with a column for each method and a row for each metric."""
-    names = list(dict.fromkeys((r.model, r.preset) for r in rows))
-    found = {(r.model, r.preset, r.metric): r for r in rows}
-    head = " | ".join(f"{m} ({p})" if p else m for m, p in names)
+    names = list(dict.fromkeys((r.model, r.preset, r.condition) for r in rows))
+    found = {(r.model, r.preset, r.condition, r.metric): r for r in rows}
+    head = " | ".join(_head(*name) for name in names)
     lines = [f"| | {head} |", "|---" * (len(names) + 1) + "|"]
     for metric, words in metrics.items():
         cells = [_cell(found.get((*name, metric))) for name in names]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _head(model: str, preset: str, condition: str) -> str:
+    inside = ", ".join(filter(None, (preset, condition)))
+    return f"{model} ({inside})" if inside else model
 
 
 def _cell(row: Row | None) -> str:
