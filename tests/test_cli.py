@@ -124,7 +124,7 @@ def test_an_answer_is_not_overwritten(files: Path, tmp_path: Path) -> None:
 
 
 def test_scores_are_json_even_where_one_is_undefined(files: Path, tmp_path: Path) -> None:
-    """The correlation of a single pair is not a number."""
+    """A single pair has no correlation."""
     for name in ("x", "y"):
         np.save(tmp_path / f"{name}.npy", np.load(files / f"{name}.npy")[:1])
     pairs = ["--x", tmp_path / "x.npy", "--y", tmp_path / "y.npy"]
@@ -134,7 +134,7 @@ def test_scores_are_json_even_where_one_is_undefined(files: Path, tmp_path: Path
         raise AssertionError(name)
 
     scores = json.loads((tmp_path / "s.json").read_text(), parse_constant=refuse)
-    assert scores["uncertainty_error_r"] is None
+    assert "uncertainty_error_r" not in scores
     assert scores["mse"] > 0
 
 
@@ -144,9 +144,12 @@ def test_version() -> None:
 
 def test_a_smoke_test_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(
-        "vspair.studies.gaussian.reproduce", lambda out, **_: seen.append(str(out)) or "table"
-    )
+
+    def study(out: Path, **_: Any) -> str:
+        seen.append(str(out))
+        return "table"
+
+    monkeypatch.setattr("vspair.studies.gaussian.reproduce", study)
     for arguments in ([], ["--smoke"], ["--smoke", "--out", "mine"]):
         done = CliRunner().invoke(app, ["reproduce", "gaussian", *arguments])
         assert done.exit_code == 0, done.output

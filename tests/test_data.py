@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_damaged_archives_are_refused(save: Any, tmp_path: Path) -> None:
         (tmp_path / f"{name}.npz").write_bytes(content)
         with pytest.raises(VspairError, match=rf"{name}.npz cannot be read"):
             load_array(tmp_path / f"{name}.npz")
+
+
+def test_files_with_changed_bytes_are_read_or_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    np.save(tmp_path / "a.npy", GOOD)
+    np.savez_compressed(tmp_path / "a.npz", x=GOOD)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["grp/x"] = GOOD
+    chance = np.random.default_rng(1)
+    for path in sorted(tmp_path.iterdir()):
+        whole = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+        for _ in range(150):
+            changed = whole.copy()
+            changed[chance.integers(len(whole), size=3)] = chance.integers(256, size=3)
+            path.write_bytes(changed.tobytes())
+            with contextlib.suppress(VspairError):
+                load_array(path)
 
 
 def test_load_array_errors(tmp_path: Path) -> None:

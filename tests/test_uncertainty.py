@@ -519,7 +519,7 @@ def test_a_gpu_agrees(kind: Kind, network: str) -> None:
     generator = Generator("cuda").manual_seed(1)
     assert u.draw_active(gpu, 3, generator).device.type == "cuda"
     assert u.perturb(gpu, [1], (1.0,), 2, generator).device.type == "cuda"
-    gpu = Posterior(post.model.float(), code._map("float"))
+    gpu = Posterior(post.model.float(), code._map(Tensor.float))
     low = u.localisation(gpu, region, dtype=torch.bfloat16).inside.cpu().double()
     torch.testing.assert_close(low, expected.inside, rtol=0.2, atol=0)
 

@@ -208,9 +208,7 @@ def evaluate(
     )
     _table(scores)
     if out is not None:
-        # JSON knows no NaN, which a correlation is where nothing varies.
-        plain = {k: v if math.isfinite(v) else None for k, v in scores.items()}
-        runs.write_text(out, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+        runs.write_text(out, json.dumps(scores, indent=2, allow_nan=False) + "\n")
 
 
 def _expect_new(path: Path) -> None:

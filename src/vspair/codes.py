@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -76,16 +77,18 @@ class Code(ABC):
     def kl(self, other: Self) -> Tensor:
         """Return KL(self || other), dimension by dimension, with shape (*, l)."""
 
-    def _map(self, f: str, *args: object) -> Self:
-        return type(self)(*(getattr(getattr(self, v.name), f)(*args) for v in fields(self)))  # type: ignore[arg-type]
+    def _map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """Return the code whose every parameter is f of this one's."""
+        given = {v.name: getattr(self, v.name) for v in fields(self) if v.init}  # type: ignore[arg-type]
+        return type(self)(**{k: f(v) if isinstance(v, Tensor) else v for k, v in given.items()})
 
     def detach(self) -> Self:
         """Return the same code cut from the graph."""
-        return self._map("detach")
+        return self._map(torch.Tensor.detach)
 
-    def __getitem__(self, index: object) -> Self:
+    def __getitem__(self, index: Any) -> Self:
         """Return the code of a part of the batch."""
-        return self._map("__getitem__", index)
+        return self._map(lambda t: t[index])
 
 
 @dataclass(frozen=True)
@@ -209,11 +212,6 @@ class SpikeSlab(Code):
         log_on = omega.clamp(min=tiny).log()
         log_off = (1 - omega).clamp(min=tiny).log()
         return cls(mu, logvar, log_on, log_off, temperature)
-
-    def _map(self, f: str, *args: object) -> Self:
-        parts = (self.mu, self.logvar, self.log_on, self.log_off)
-        mu, logvar, log_on, log_off = (getattr(t, f)(*args) for t in parts)
-        return type(self)(mu, logvar, log_on, log_off, self.temperature)
 
     @property
     def mean(self) -> Tensor:  # noqa: D102

@@ -7,6 +7,7 @@ array is met here, with its name and the place of the fault, and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,6 +20,18 @@ from torch import Tensor, nn
 from vspair.errors import VspairError
 
 __all__ = ["Normaliser", "as_array", "as_data", "as_pairs", "load_array", "split"]
+
+_DAMAGE = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What numpy, zipfile and h5py raise of a file that is cut short, changed or not what it says."""
 
 
 def load_array(path: str | Path) -> np.ndarray[Any, Any]:
@@ -37,7 +50,7 @@ def load_array(path: str | Path) -> np.ndarray[Any, Any]:
             return _load_npz(file, name)
         if file.suffix in {".h5", ".hdf5"}:
             return _load_hdf5(file, name)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise VspairError(f"{file} cannot be read as an array: {error}") from None
     raise VspairError(f"{file}: expected a file that ends in .npy, .npz, .h5 or .hdf5.")
 

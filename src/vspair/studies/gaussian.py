@@ -299,7 +299,8 @@ def _verdict(results: list[dict[str, dict[str, Any]]]) -> str:
         worst = max(r[preset]["kl_exact"] for r in results)
         lines.append(
             f"- {_name(preset)}: exactly 2 active dimensions for every test observation in "
-            f"{exact} of {len(results)} seeds; median KL at most 0.01 nats in {below}; worst {worst:.4f}."
+            f"{exact} of {len(results)} seeds; median KL at most 0.01 nats in {below}; worst "
+            f"{worst:.4f}."
         )
     return "\n".join(lines)
 

@@ -6,6 +6,8 @@ Every table and figure comes from numbers that are measured here for any trained
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,11 @@ from vspair.codes import SpikeSlab
 from vspair.config import Config
 from vspair.errors import VspairError
 from vspair.fitting import prepare, resumed
-from vspair.metrics import coverage, crps
+from vspair.metrics import central_interval, coverage, crps
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.posterior import Posterior
-from vspair.problems.inpainting import InpaintingData, InpaintingProblem
+from vspair.problems.inpainting import InpaintingData, InpaintingProblem, floors
+from vspair.studies.results import Row, markdown, write_summary
 from vspair.together import train_together
 from vspair.training import Trainer
 from vspair.uncertainty import (
@@ -36,7 +39,7 @@ from vspair.uncertainty import (
     variance_ratio,
 )
 
-__all__ = ["NAMES", "Job", "measure", "train"]
+__all__ = ["NAMES", "Job", "measure", "reproduce", "train"]
 
 NAMES = {
     "PAIR": ("PAIR", ""),
@@ -51,6 +54,57 @@ _MEANS = (
     "mse", "mse30", "mse_approximate_mean", "crps", "coverage_90", "coverage_90_with_noise",
     "variance", "nnz", "active",
 )  # fmt: skip
+
+PAPER: dict[str, dict[str, float]] = {
+    "PAIR": {"mse": 0.0576},
+    "vPAIR": {
+        "mse": 0.0661, "mse30": 0.0539, "always_active": 32.0, "always_active_min": 32.0,
+        "always_active_max": 32.0, "localization_median_stable": 14.9,
+        "localization_corrupted_mse_stable": 0.044, "localization_median_any": 14.9,
+        "localization_mean_any": 17.1,
+    },
+    "sVAE": {
+        "nnz": 24.0, "sparsity": 0.969, "mse": 0.0841, "mse30": 0.0685, "always_active": 2.6,
+        "always_active_min": 0.0, "always_active_max": 9.0, "localization_median_stable": 6.5,
+        "localization_corrupted_mse_stable": 0.121, "localization_median_any": 8.7,
+        "localization_mean_any": 9.7, "uncertainty_error_r": 0.67,
+    },
+    "vsPAIR": {
+        "nnz": 39.0, "sparsity": 0.95, "mse": 0.0762, "mse30": 0.0643, "always_active": 11.5,
+        "always_active_min": 0.0, "always_active_max": 18.0, "localization_median_stable": 14.0,
+        "localization_corrupted_mse_stable": 0.057, "localization_median_any": 15.1,
+        "localization_mean_any": 17.7,
+    },
+}  # fmt: skip
+"""What the paper prints (tables rec_summary, consistency and localization_stats)."""
+
+TABLES = {
+    "Reconstruction and sparsity": {
+        "nnz": "average nnz",
+        "sparsity": "sparsity",
+        "mse": "MSE of one sample",
+        "mse30": "MSE of the mean of 30",
+        "crps": "CRPS",
+    },
+    "Consistency of active dimensions over 30 samples": {
+        "always_active": "always active, mean",
+        "always_active_min": "always active, least",
+        "always_active_max": "always active, most",
+    },
+    "Localisation ratio": {
+        "localization_median_stable": "consistently active: median ratio",
+        "localization_corrupted_mse_stable": "consistently active: mean corrupted MSE",
+        "localization_median_any": "all dimensions: median ratio",
+        "localization_mean_any": "all dimensions: mean ratio",
+    },
+    "Uncertainty": {
+        "uncertainty_error_r": "Pearson r of variance and error",
+        "variance_ratio": "median variance ratio, corrupted / uncorrupted",
+        "coverage_90": "share inside the 90 % interval",
+        "coverage_90_with_noise": "the same with the decoder's noise",
+    },
+}
+"""The rows of each table."""
 
 SAMPLES = 30
 FACTOR = 4.0
@@ -129,14 +183,12 @@ def _per_image(
     """Return one value an image for each metric, and the variance map."""
     samples = post.sample(SAMPLES, generator)
     mean, variance = samples.mean(0), samples.var(0)
-    ends = torch.tensor([0.05, 0.95], device=x.device)
-    low, high = torch.quantile(samples, ends, dim=0)
     values = {
         "mse": (samples[0] - x).square().flatten(1).mean(1),
         "mse30": (mean - x).square().flatten(1).mean(1),
         "mse_approximate_mean": (post.approximate_mean() - x).square().flatten(1).mean(1),
         "crps": crps(samples, x).flatten(1).mean(1),
-        "coverage_90": coverage(low, high, x),
+        "coverage_90": coverage(*central_interval(samples, 0.9), x),
         "coverage_90_with_noise": coverage(*noisy.interval(0.9, 100, generator), x),
         "variance": variance.flatten(1).mean(1),
         "variance_ratio": variance_ratio(variance, region),
@@ -245,3 +297,89 @@ def load(job: Job, folder: Path, device: str) -> InverseModel:
 def in_time(minutes: float) -> float | None:
     """Return the time of ``time.monotonic`` that is so many minutes away; none for 0."""
     return time.monotonic() + 60 * minutes if minutes else None
+
+
+def reproduce(
+    data: InpaintingData,
+    out: Path,
+    *,
+    folder: Path,
+    seeds: dict[str, int] | None = None,
+    device: str = "auto",
+    fast: bool = True,
+    epochs: int = 0,
+    minutes: float = 0.0,
+    command: str = "",
+) -> str | None:
+    """Train every model side by side, measure it, and write tables and ``summary.json``.
+
+    Arguments:
+        data: The pairs.
+        out: The folder of the results.
+        folder: The folder of the runs; what is trained there is not trained again.
+        seeds: How many seeds of each model; one of each where not given.
+        device: Where to train.
+        fast: Whether to use CUDA graphs and bfloat16, on a GPU.
+        epochs: Another number of epochs than configured.
+        minutes: Save and stop after so many minutes; 0 trains to the end.
+        command: What made the results.
+
+    Returns:
+        The tables as Markdown, or nothing where time ran out: call again to continue.
+    """
+    runs.make_folder(out)
+    counts = seeds or dict.fromkeys(NAMES, 1)
+    jobs = [Job(name, shipped(name), seed) for name, n in counts.items() for seed in range(n)]
+    more: dict[str, Any] = {"device": device, "fast": fast, "epochs": epochs}
+    if not train(jobs, data, folder, deadline=in_time(minutes), **more):
+        return None
+    measured = [(job, measure(load(job, folder, device), data)[0]) for job in jobs]
+    rows = _floors(data) + _rows(measured)
+    scale = {
+        "epochs": epochs or {job.name: job.config.training.epochs for job in jobs},
+        "train": len(data.x_train),
+        "test": len(data.x_test),
+        "paper_scale": not epochs and len(data.x_train) == 54000,
+    }
+    write_summary(out / "summary.json", "mnist", command, scale, rows, device)
+    text = _text(rows, data, scale, command, device)
+    runs.write_text(out / "README.md", text)
+    return text
+
+
+def _floors(data: InpaintingData) -> list[Row]:
+    """Return the MSE of predictors that need no network."""
+    unit = f"[{data.low:g},{data.high:g}]"
+    names = {"y": "trivial-y", "mean": "trivial-mean", "ridge": "ridge"}
+    return [Row(names[k], "", "mse", v, unit=unit) for k, v in floors(data).items()]
+
+
+def _rows(measured: list[tuple[Job, dict[str, float]]]) -> list[Row]:
+    """Return means over seeds with their standard deviation, the paper's values beside them."""
+    rows = []
+    for name in dict.fromkeys(job.name for job, _ in measured):
+        found = [values for job, values in measured if job.name == name]
+        model, preset = NAMES[name]
+        for metric in found[0]:
+            values = [f[metric] for f in found]
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            paper = PAPER.get(name, {}).get(metric)
+            value = statistics.fmean(values)
+            rows.append(Row(model, preset, metric, value, spread, len(values), paper=paper))
+    return [row for row in rows if math.isfinite(row.value)]
+
+
+def _text(
+    rows: list[Row], data: InpaintingData, scale: dict[str, Any], command: str, device: str
+) -> str:
+    where = runs.machine(runs.pick_device(device))
+    parts = [
+        "# Blind inpainting on MNIST (section 4.2)",
+        f"Made by `{command}` at commit {runs.commit()} on {where}: {scale['train']:,} training "
+        f"and {scale['test']:,} test pairs, epochs {scale['epochs']}. Errors on [{data.low:g}, "
+        f"{data.high:g}]; times {data.scale:g} on [0, 1]. The paper's value stands behind ours.",
+    ]
+    for title, metrics in TABLES.items():
+        shown = [row for row in rows if row.metric in metrics]
+        parts += [f"## {title}", markdown(shown, metrics)]
+    return "\n\n".join(parts) + "\n"

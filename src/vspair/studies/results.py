@@ -81,4 +81,5 @@ def _cell(row: Row | None) -> str:
     if row is None:
         return "-"
     spread = "" if row.spread is None else f" ± {row.spread:.2g}"
-    return f"{row.value:.4g}{spread}"
+    paper = "" if row.paper is None else f" (paper {row.paper:.4g})"
+    return f"{row.value:.4g}{spread}{paper}"
