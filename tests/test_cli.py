@@ -49,7 +49,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "demo", "fit", "invert", "evaluate", "info", "reproduce", "reproduce gaussian"],
+    [
+        "",
+        "demo",
+        "fit",
+        "invert",
+        "evaluate",
+        "info",
+        "reproduce",
+        "reproduce gaussian",
+        "reproduce mnist",
+    ],
 )
 def test_help_reads_well(command: str) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--help"])

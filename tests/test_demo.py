@@ -150,7 +150,7 @@ def test_the_terminal_shows_a_table(left: tuple[Path, dict[str, Any]]) -> None:
     assert len(lines) == 9
     assert len({len(line) for line in lines[1:]}) == 1
     assert max(map(len, lines)) < 80
-    for word in ("vsPAIR", "ridge", "Wiener", "returning y", "mean field", "90 %", "Factors"):
+    for word in ("vsPAIR", "Ridge", "Wiener", "Returning y", "mean field", "90 %", "Factors"):
         assert word in brief(left[1])
 
 

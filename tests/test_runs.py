@@ -140,3 +140,42 @@ def test_describe(run: Path) -> None:
     assert found["model"]["kind"] == "vsPAIR"
     assert found["training"]["epochs"] == "1 of 1"
     assert found["last epoch"]["epoch"] == 1
+
+
+def test_describe_survives_damaged_notes(run: Path) -> None:
+    (run / "versions.json").write_bytes(b"\xff\xfe{")
+    (run / "metrics.jsonl").write_bytes(b"\xff\x00\n[1]\n")
+    found = runs.describe(run)
+    assert found["versions"] == {"versions.json": "missing or damaged"}
+    assert found["training"]["epochs"] == "0 of 1"
+
+
+def test_weights_that_are_not_finite_are_refused(run: Path) -> None:
+    model = vspair.load(run)
+    with torch.no_grad():
+        model.x_decoder.network.layers[0].weight.fill_(float("nan"))  # type: ignore[union-attr, index]
+    Run(run).save_weights(model, 1)
+    with pytest.raises(VspairError, match="not finite"):
+        vspair.load(run)
+
+
+def test_a_foreign_checkpoint_is_explained(run: Path) -> None:
+    x, y = GaussianProblem.random(0).pairs(32, 2, seed=1)
+    (run / "checkpoint.safetensors").write_bytes((run / "weights.safetensors").read_bytes())
+    with pytest.raises(VspairError, match="does not fit"):
+        vspair.fit(x, y, out=run, resume=True, progress=False)
+
+
+def test_a_checkpoint_of_another_device_is_explained(run: Path) -> None:
+    x, y = GaussianProblem.random(0).pairs(32, 2, seed=1)
+    tensors, header = runs.read_tensors(run / "checkpoint.safetensors")
+    tensors["generator"] = torch.zeros(16, dtype=torch.uint8)
+    runs.write_tensors(run / "checkpoint.safetensors", tensors, header)
+    with pytest.raises(VspairError, match="another kind of device than cpu"):
+        vspair.fit(x, y, out=run, resume=True, progress=False)
+
+
+def test_an_impossible_model_is_explained(run: Path) -> None:
+    _edit(run / "config.toml", "x_size = 64", "x_size = 100000000000")
+    with pytest.raises(VspairError, match="cannot be made"):
+        vspair.load(run)

@@ -252,6 +252,39 @@ def gaussian(
     _say(f"Saved {out}.")
 
 
+@reproduce.command()
+@_stoppable("Stopped. The same command continues from the last checkpoints.")
+def mnist(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where to write tables.")] = Path("results/mnist"),
+    runs: Annotated[Path, typer.Option(help="Where to keep the trainings.")] = Path("runs/mnist"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of both vsPAIR presets.")] = 1,
+    epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    device: Device = "auto",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, one epoch.")] = False,
+) -> None:
+    """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and both presets of vsPAIR."""
+    from vspair.problems.inpainting import mnist_pairs, toy_digits
+    from vspair.problems.mnist import load_mnist
+    from vspair.studies.mnist import NAMES, reproduce
+
+    if smoke:
+        data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, train=80), 1
+    else:
+        data = mnist_pairs(load_mnist(data_dir).train_images, seed=0)
+    counts = {name: seeds if NAMES[name][0] == "vsPAIR" else 1 for name in NAMES}
+    command = f"vspair reproduce mnist --seeds {seeds}"
+    command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
+    text = reproduce(
+        data, out, folder=runs, seeds=counts, device=device, epochs=epochs, minutes=minutes,
+        command=command,
+    )  # fmt: skip
+    _say(text or "Stopped in time. The same command continues.")
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends in one line and status 2."""
     try:

@@ -17,6 +17,13 @@ from vspair.runs import atomically
 __all__ = ["NOISY", "PLAIN", "Answers", "Factors", "Pairs", "brief", "write_report"]
 
 NOISY, PLAIN = "with decoder noise", "without decoder noise"
+METHODS = {
+    "vsPAIR": "vsPAIR, mean of samples",
+    "ridge": "Ridge regression, from the same pairs",
+    "wiener": "Wiener filter (knows the operator)",
+    "trivial-y": "Returning y as it is",
+    "trivial-mean": "Always the mean field",
+}
 
 Rows = list[dict[str, Any]]
 
@@ -77,22 +84,15 @@ def brief(summary: dict[str, Any]) -> str:
         summary: What ``metrics.json`` holds.
     """
     rows = summary["rows"]
-    names = {
-        "vsPAIR": "vsPAIR, mean of samples",
-        "ridge": "ridge regression, from the same pairs",
-        "wiener": "Wiener filter, knows the operator",
-        "trivial-y": "returning y",
-        "trivial-mean": "always the mean field",
-    }
-    lines = [f"{text:<39}{_value(rows, 'mse', name):>9.4f}" for name, text in names.items()]
+    lines = [f"{text:<43}{_value(rows, 'mse', name):>9.4f}" for name, text in METHODS.items()]
     covered = 100 * _value(rows, "coverage_90", condition=NOISY)
     facts = {
-        "Pixels inside the 90 % interval": f"{covered:.1f} %",
+        "Pixels inside the 90 % interval, with noise": f"{covered:.1f} %",
         "Factors present, on average": f"{_value(rows, 'active'):.1f}",
         "Time to train": f"{_value(rows, 'training_seconds'):.0f} s",
     }
     head = f"Mean squared error on {summary['scale']['test']} unseen pairs"
-    facts_text = [f"{name:<41}{value:>9}" for name, value in facts.items()]
+    facts_text = [f"{name:<45}{value:>9}" for name, value in facts.items()]
     return "\n".join([head, *(f"  {line}" for line in lines), *facts_text])
 
 
@@ -163,17 +163,10 @@ def _factors_figure(factors: Factors) -> Any:
 
 
 def _error_table(rows: Rows) -> Table:
-    names = {
-        "vsPAIR": "vsPAIR, mean of samples",
-        "ridge": "Ridge regression, from the same pairs",
-        "trivial-y": "Returning y as it is",
-        "trivial-mean": "Always the average map",
-        "wiener": "Wiener filter (knows the physics)",
-    }
     field = _value(rows, "mse", "trivial-mean")
     cells = [
         (text, f"{(mse := _value(rows, 'mse', name)):.4f}", f"{100 * mse / field:.1f} %")
-        for name, text in names.items()
+        for name, text in METHODS.items()
     ]
     return Table(
         ("Answer", "Mean squared error", "Share of the variance"),
@@ -190,7 +183,7 @@ def _facts_table(rows: Rows) -> Table:
     noisy = _value(rows, "coverage_90", condition=NOISY)
     plain = _value(rows, "coverage_90", condition=PLAIN)
     return Table(
-        ("Measured on held-out pairs", ""),
+        ("Also measured", ""),
         (
             ("Pixels inside the 90 % interval", f"{100 * noisy:.0f} %"),
             ("The same without decoder noise", f"{100 * plain:.0f} %"),
@@ -234,7 +227,8 @@ def _answer(picture: bytes) -> Section:
             Picture(
                 picture,
                 "Three pairs that the model never saw. It is given the first row and knows "
-                "nothing of the second. Doubt should be large where the error is large.",
+                "nothing of the second. Doubt should be large where the error is large; each of "
+                "the two has a colour scale of its own.",
                 "Observation, truth, estimate, doubt, error and two samples for three test cases",
             ),
         ),
@@ -338,9 +332,9 @@ def write_report(
     write_page(
         out / "index.html",
         "What was it before?",
-        "A camera sees a heat map after the heat has spread. A small vsPAIR, trained in less than "
-        "two minutes on examples alone, says what the map was before, how sure it is, and which "
-        "factors its doubt comes from.",
+        "A camera sees a heat map after the heat has spread. A small vsPAIR, trained for "
+        f"{_value(rows, 'training_seconds'):.0f} seconds on examples alone, says what the map was "
+        "before, how sure it is, and which factors its doubt comes from.",
         sections,
         f"Made by “{summary['command']}” ({summary['commit']}) on {summary['machine']}: "
         f"{scale['train']:,} pairs, {scale['epochs']} epochs, measured on {scale['test']:,} other "
