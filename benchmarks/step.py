@@ -1,0 +1,78 @@
+"""Milliseconds a training step of the paper's MNIST vsPAIR, plain and accelerated.
+
+Pairs are made digits; what is timed does not depend on them. Run it with
+
+    python benchmarks/step.py [--device cuda] [--compile] [--together 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from vspair import config as configs
+from vspair.fitting import prepare
+from vspair.problems.inpainting import mnist_pairs, toy_digits
+from vspair.runs import machine, pick_device
+from vspair.training import Trainer
+
+
+def trainer(device: torch.device, steps: int, **training: Any) -> Trainer:
+    """Return a training of the paper's network that has so many steps in its one epoch."""
+    data = mnist_pairs(toy_digits(64 * steps + 1, seed=0), seed=0, train=64 * steps)
+    changes = {"training": {"epochs": 1} | training}
+    config = configs.override(configs.shipped("mnist-vspair"), changes)
+    return prepare(data.x_train, data.y_train, config, device=device)
+
+
+def milliseconds(trainers: list[Trainer], warm: int, timed: int) -> float:
+    """Return the time of a step of one model, with all of them taking turns."""
+    on_gpu = trainers[0].device.type == "cuda"
+    lanes = [torch.cuda.Stream() if on_gpu else None for _ in trainers]
+    work = [t.run_steps([]) for t in trainers]
+    start = 0.0
+    for i in range(warm + timed):
+        if i == warm:
+            torch.cuda.synchronize() if on_gpu else None
+            start = time.perf_counter()
+        for steps, lane in zip(work, lanes, strict=True):
+            with torch.cuda.stream(lane):
+                next(steps)
+    torch.cuda.synchronize() if on_gpu else None
+    seconds = time.perf_counter() - start
+    for steps in work:
+        steps.close()
+    return 1e3 * seconds / timed / len(trainers)
+
+
+def main() -> None:
+    """Print a line for each way, with its ratio to the plain one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--compile", action="store_true", help="compile too: a minute")
+    parser.add_argument("--together", type=int, default=1, help="trainings side by side")
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    timed = 40 if device.type == "cuda" else 5
+    ways: dict[str, dict[str, Any]] = {"plain": {}, "bfloat16": {"precision": "bfloat16"}}
+    if device.type == "cuda":
+        ways["captured"] = {"capture": True}
+        ways["captured, bfloat16"] = {"capture": True, "precision": "bfloat16"}
+    if options.compile:
+        ways["compiled"] = {"capture": True, "compile": True, "precision": "bfloat16"}
+    print(machine(device))
+    plain = 0.0
+    for name, training in ways.items():
+        count = options.together if "captured" in name else 1
+        trainers = [trainer(device, timed + 12, **training) for _ in range(count)]
+        found = milliseconds(trainers, warm=10 if device.type == "cuda" else 2, timed=timed)
+        plain = plain or found
+        beside = f", {count} side by side" if count > 1 else ""
+        print(f"{name + beside:<36} {found:8.2f} ms a step  {plain / found:5.2f} times plain")
+
+
+if __name__ == "__main__":
+    main()
