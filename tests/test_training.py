@@ -96,7 +96,7 @@ def _trainer(c: Config, x: Tensor, y: Tensor, run: Run | None = None) -> Trainer
 
 @pytest.mark.parametrize("stages", ["joint", "two-stage"])
 @pytest.mark.parametrize("preset", ["paper", "calibrated"])
-@pytest.mark.parametrize("stop_after", [1, 4, 7])
+@pytest.mark.parametrize("stop_after", [1, 3, 4, 7])
 def test_resume_is_bitwise_the_same(
     stop_after: int, preset: Any, stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
