@@ -117,6 +117,16 @@ class Trainer:
             rate = torch.tensor(rate, device=self.device)
         return torch.optim.Adam(self.parameters, lr=rate, fused=True, capturable=self._captures)
 
+    @property
+    def rate(self) -> float:
+        """The step size."""
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    @rate.setter
+    def rate(self, value: float) -> None:
+        group = self.optimiser.param_groups[0]
+        group["lr"] = group["lr"].fill_(value) if isinstance(group["lr"], Tensor) else value
+
     def _mutable(self) -> list[Tensor]:
         """Return every tensor that a step changes in place."""
         moments = [t for state in self.optimiser.state.values() for t in state.values()]
@@ -178,9 +188,7 @@ class Trainer:
         t = self.config.training
         self.objective.at(self.model, progress if stage != "map" else 1.0)
         if t.schedule == "cosine":
-            rate = t.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-            group = self.optimiser.param_groups[0]
-            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+            self.rate = t.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     def _step(self, batch: Tensor, stage: Stage) -> None:
         """Move the weights once; all on the device, nothing waits for it."""
@@ -253,10 +261,7 @@ class Trainer:
         if self.model.rho_logit is not None:
             row["rho"] = float(torch.sigmoid(self.model.rho_logit.detach()))
         row["width"] = float(self.model.log_width.detach().exp())
-        return row | {
-            "rate": float(self.optimiser.param_groups[0]["lr"]),
-            "seconds": round(seconds, 3),
-        }
+        return row | {"rate": self.rate, "seconds": round(seconds, 3)}
 
     def _judge(self, row: dict[str, Any], progress: float) -> None:
         """Remember the best epoch among those whose schedules have ended."""
@@ -373,7 +378,7 @@ class Trainer:
             self.run.save_weights(self.model, self.state.epoch)
         else:
             self.run.save_weights(self.best_weights, self.state.best_epoch)
-        header = asdict(self.state) | {"names": self.names}
+        header = asdict(self.state) | {"names": self.names, "rate": self.rate}
         write_tensors(self.run.path / "checkpoint.safetensors", tensors, header)
         self._saved = time.monotonic()
 
@@ -388,7 +393,7 @@ class Trainer:
             groups.setdefault(head, {})[tail] = value
         fill(self.model, groups.get("model", {}), path)
         try:
-            self.names = header.pop("names")
+            self.names, self.rate = header.pop("names"), header.pop("rate")
             self.state = _State(**header)
             self.sums.copy_(tensors["sums"])
             self.generator.set_state(tensors["generator"])
