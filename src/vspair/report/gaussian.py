@@ -44,13 +44,19 @@ def _frame(axes: Any, parts: Numbers, b: int) -> None:
     quiet(axes)
 
 
+def _halves(height: float, numbers: Numbers) -> tuple[Any, list[tuple[Any, dict[str, Any]]]]:
+    """Return a figure and, for each preset, its part of the figure and its numbers."""
+    figure = new_figure(9.5, height * len(numbers))
+    parts = list(np.atleast_1d(figure.subfigures(len(numbers), 1)))
+    for part, preset in zip(parts, numbers, strict=True):
+        part.suptitle(f"{preset} objective", color=INK, fontsize=12)
+    return figure, list(zip(parts, numbers.values(), strict=True))
+
+
 def draw_samples(numbers: Numbers, path: Path) -> None:
     """Draw exact and learned samples, the two-deviation ellipse and the gates, for each preset."""
-    figure = new_figure(9.5, 4.4 * len(numbers))
-    for half, (preset, part) in zip(
-        np.atleast_1d(figure.subfigures(len(numbers), 1)), numbers.items(), strict=True
-    ):
-        half.suptitle(f"{preset} objective", color=INK, fontsize=12)
+    figure, halves = _halves(4.4, numbers)
+    for half, part in halves:
         axes = half.subplots(2, 3, height_ratios=(3, 1))
         for b in range(3):
             _cloud(axes[0, b], numbers, part, b)
@@ -82,11 +88,8 @@ def _gates(axes: Any, omega: Any) -> None:
 
 def draw_traversal(numbers: Numbers, path: Path) -> None:
     """Draw how x moves along the four likeliest dimensions, over the eigenvectors."""
-    figure = new_figure(9.5, 3.7 * len(numbers))
-    for half, (preset, part) in zip(
-        np.atleast_1d(figure.subfigures(len(numbers), 1)), numbers.items(), strict=True
-    ):
-        half.suptitle(f"{preset} objective", color=INK, fontsize=12)
+    figure, halves = _halves(3.7, numbers)
+    for half, part in halves:
         axes = half.subplots(1, 3)
         for b in range(3):
             _walk(axes[b], numbers, part, b)
