@@ -39,7 +39,8 @@ def weights(t: Trainer) -> dict[str, Tensor]:
 def test_fast_training_gives_the_plain_weights(kind: str, device: str) -> None:
     """Compiled networks, and on a GPU captured steps: five steps and a smaller last batch."""
     plain, fast = (
-        trainer(config(kind, fast=f, learning_rate=1e-3), device) for f in (False, True)
+        trainer(config(kind, compile=f, capture=f, learning_rate=1e-3), device)
+        for f in (False, True)
     )
     rows = [t.train(show=False) for t in (plain, fast)]
     expected, found = weights(plain), weights(fast)

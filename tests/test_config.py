@@ -70,7 +70,7 @@ def test_every_changed_value_round_trips() -> None:
 numbers = st.floats(0, 1e300, allow_subnormal=True)
 
 
-@given(gamma=numbers, seed=st.integers(0, 2**63 - 1), low=st.floats(-1e300, 0), half=st.booleans())
+@given(gamma=numbers, seed=st.integers(0, 2**32 - 1), low=st.floats(-1e300, 0), half=st.booleans())
 def test_numbers_round_trip(gamma: float, seed: int, low: float, half: bool) -> None:
     changes = {
         "model": {"logvar_range": [low, 1.0]},

@@ -11,7 +11,7 @@ Every path is tested against the plain one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -54,9 +54,11 @@ def eagerly() -> Iterator[None]:
         yield
 
 
-def precision(device: torch.device, name: Precision) -> torch.autocast:
+def precision(device: torch.device, name: Precision) -> AbstractContextManager[object]:
     """Return a context in which networks run in the named precision."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=name == "bfloat16")
+    if name == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 class Captured:

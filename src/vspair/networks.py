@@ -60,8 +60,10 @@ def mlp(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
 
 def _exactly(layer: nn.Module, h: Tensor) -> Tensor:
     """Apply a last layer in the precision of its weights, also under autocast."""
+    if not torch.is_autocast_enabled(h.device.type):
+        return layer(h)
     with torch.autocast(h.device.type, enabled=False):
-        return layer(h.to(next(layer.parameters()).dtype))
+        return layer(h.float())
 
 
 def _conv(i: int, o: int, bias: bool = False) -> nn.Conv2d:
