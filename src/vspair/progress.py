@@ -27,11 +27,17 @@ class Progress:
     def __enter__(self) -> Self:
         if self._show:
             from rich import progress as rich
+            from rich.table import Column
 
+            # In a narrow terminal the terms are cut short, never the epoch and the time left.
+            count = 7 + 2 * len(str(self._epochs))
             self._bar = rich.Progress(
-                rich.TextColumn("epoch {task.fields[epoch]}/{task.total:.0f}"),
-                rich.BarColumn(bar_width=24),
-                rich.TimeRemainingColumn(),
+                rich.TextColumn(
+                    "epoch {task.fields[epoch]}/{task.total:.0f}",
+                    table_column=Column(min_width=count, no_wrap=True),
+                ),
+                rich.BarColumn(bar_width=12),
+                rich.TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
                 rich.TextColumn("{task.fields[terms]}"),
             )
             self._bar.start()
