@@ -49,6 +49,9 @@ Terms = dict[str, Tensor]
 DUAL_RANGE = 20.0
 """How far the logarithm of the price can move in a whole training, where no rate is set."""
 
+MOST_DUAL_RATE = 0.02
+"""The most in one step then: gates need time to answer a price."""
+
 
 def _total(t: Tensor) -> Tensor:
     """Sum over everything but the batch, then average over the batch."""
@@ -71,7 +74,7 @@ class Objective:
             raise VspairError("gate_prior = 'price' needs rho = 'fixed' or 'dual'.")
         self.config = config
         self._cache: dict[Any, Tensor] = {}
-        self.dual_rate = config.dual_rate or (DUAL_RANGE / steps if steps else 5e-4)
+        self.dual_rate = config.dual_rate or min(DUAL_RANGE / max(steps, 1), MOST_DUAL_RATE)
 
     def prepare(self, model: InverseModel) -> None:
         """Set which of rho and width are learned, and where they start."""
