@@ -182,7 +182,6 @@ class SpikeSlab(Code):
 
     Attributes:
         omega: The probability that each factor is present, with shape (*, l).
-        absent: The probability that it is absent, 1 - omega, with shape (*, l).
 
     Example:
         >>> code = SpikeSlab.of(torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor([1.0, 0.5]))
@@ -196,14 +195,12 @@ class SpikeSlab(Code):
     log_off: Tensor
     temperature: float = 50.0
     omega: Tensor = field(init=False, repr=False)
-    absent: Tensor = field(init=False, repr=False)
     heads: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         # Used by every method, so computed once, and with the code itself: a value that was
         # first asked for without gradients must not cut the graph.
         object.__setattr__(self, "omega", self.log_on.exp())
-        object.__setattr__(self, "absent", self.log_off.exp())
 
     @classmethod
     def of(cls, mu: Tensor, logvar: Tensor, omega: Tensor, temperature: float = 50.0) -> Self:
@@ -212,6 +209,11 @@ class SpikeSlab(Code):
         log_on = omega.clamp(min=tiny).log()
         log_off = (1 - omega).clamp(min=tiny).log()
         return cls(mu, logvar, log_on, log_off, temperature)
+
+    @property
+    def absent(self) -> Tensor:
+        """The probability that each factor is absent, 1 - omega, with shape (*, l)."""
+        return self.log_off.exp()
 
     @property
     def mean(self) -> Tensor:  # noqa: D102
@@ -327,7 +329,7 @@ class Family:
         if self.name == "point":
             return Point(h)
         parts = h.chunk(self.heads, dim=-1)
-        logvar = parts[1].clamp(*self.logvar_range)
+        logvar = F.hardtanh(parts[1], *self.logvar_range)  # a clamp with a cheaper gradient
         if self.name == "normal":
             return Normal(parts[0], logvar)
         return SpikeSlab(parts[0], logvar, *self._gate(parts[2]), temperature=self.temperature)
@@ -335,6 +337,6 @@ class Family:
     def _gate(self, g: Tensor) -> tuple[Tensor, Tensor]:
         if self.gate == "sigmoid":
             return F.logsigmoid(g), F.logsigmoid(-g)
-        log_on = -F.relu(-g)
+        log_on = g.clamp(max=0)
         log_off = (-torch.expm1(log_on)).clamp(min=math.exp(LOG_FLOOR)).log()
         return log_on, log_off

@@ -246,4 +246,8 @@ class LatentMap(nn.Module):
 
     def forward(self, code: Code) -> Code:
         """Return the target code that belongs to a source code."""
-        return self.family.read(_exactly(self.layers[-1], self.layers[:-1](code.features)))
+        *hidden, last = self.layers
+        h = code.features
+        for layer in hidden:
+            h = layer(h)
+        return self.family.read(_exactly(last, h))

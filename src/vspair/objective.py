@@ -121,7 +121,7 @@ class Objective:
         if "x_fit" in terms and model.rho_logit is not None and self.config.gate_prior == "kl":
             terms["rho"] = self._beta(model.rho_logit)
         values = torch.stack(tuple(terms.values()))
-        return (values * self._weights(stage, tuple(terms), values)).sum(), terms
+        return values.dot(self._weights(stage, tuple(terms), values)), terms
 
     def _weights(self, stage: Stage, names: tuple[str, ...], values: Tensor) -> Tensor:
         """Return the weights of named terms, from a cache: this runs at every step."""
@@ -199,7 +199,7 @@ class Objective:
             return {"x_prior": _total(code.kl_standard())}
         if not isinstance(code, SpikeSlab) or model.rho_logit is None:
             return {}
-        if model.training:
+        if model.training and self.config.rho in ("closed", "dual"):
             self._steer(model.rho_logit, code.omega)
         if self.config.gate_prior == "price":
             price = -model.rho_logit
@@ -208,14 +208,15 @@ class Objective:
 
     @torch.no_grad()
     def _steer(self, rho_logit: nn.Parameter, omega: Tensor) -> None:
-        """Move rho by its closed form or by dual ascent, where either is asked for."""
-        c, open_gates = self.config, omega.sum(-1).mean()
+        """Move rho by its closed form or by dual ascent."""
+        c = self.config
+        open_gates = omega.sum(-1).mean()
         if c.rho == "closed":
             gamma = c.lambda_x * c.gamma_x
             rho = gamma * open_gates + c.lambda_rho * (c.alpha0 - 1)
             rho = rho / (gamma * omega.shape[-1] + c.lambda_rho * (c.alpha0 + c.beta0 - 2))
             rho_logit.copy_(torch.logit(rho.clamp(1e-6, 1 - 1e-6)))
-        elif c.rho == "dual":
+        else:
             step = ((open_gates - c.active) / c.active).clamp(-1, 1)
             rho_logit.mul_(torch.exp(self.dual_rate * step))
 

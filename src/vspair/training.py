@@ -94,6 +94,10 @@ class Trainer:
         self.x_held, self.y_held = x[held], y[held]
         if len(self.x) < 2:
             raise VspairError(f"{len(self.x)} pairs are left to train on: expected at least 2.")
+        self.steps = self._steps()
+        self._two_stages = config.training.stages == "two-stage" and isinstance(
+            model, PairedAutoencoder
+        )
         self.objective = Objective(config.objective, self.steps * config.training.epochs)
         self.state = _State()
         self.names: list[str] = []
@@ -134,16 +138,10 @@ class Trainer:
 
     # -- schedule ---------------------------------------------------------------------------
 
-    @property
-    def steps(self) -> int:
-        """Steps in an epoch; a last batch of a single pair is left out."""
+    def _steps(self) -> int:
+        """Return the steps of an epoch; a last batch of a single pair is left out."""
         size, n = self.config.training.batch_size, len(self.x)
         return max(1, n // size + (n % size > 1))
-
-    @property
-    def _two_stages(self) -> bool:
-        two = self.config.training.stages == "two-stage"
-        return two and isinstance(self.model, PairedAutoencoder)
 
     def _first_epochs(self) -> int:
         """Epochs of the first stage; of the whole training where it is joint."""
@@ -154,10 +152,11 @@ class Trainer:
 
     def _stage(self) -> tuple[Stage, float]:
         """Return the current stage and the share of it that is done."""
-        first, total = self._first_epochs(), self.config.training.epochs
+        total = self.config.training.epochs
         done = self.state.epoch + self.state.step / self.steps
         if not self._two_stages:
             return "joint", done / total
+        first = self._first_epochs()
         if self.state.epoch < first:
             return "autoencoders", done / first
         return "map", (done - first) / (total - first)
@@ -202,8 +201,8 @@ class Trainer:
         if t.clip:
             nn.utils.clip_grad_norm_(self.parameters, t.clip)
         self.optimiser.step()
-        values = torch.stack((loss, *terms.values())).detach()
-        self.sums[: len(values)] += values
+        with torch.no_grad():
+            self.sums[: len(terms) + 1] += torch.stack((loss, *terms.values()))
         self.names = ["loss", *terms]
 
     def _epoch(self, step: Callable[[Tensor, Stage], None]) -> Iterator[None]:
