@@ -33,12 +33,18 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder that 'vspair fit' 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for a GPU where there is one.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")]
 Samples = Annotated[int, typer.Option(min=1, help="Posterior samples for each observation.")]
+Draw = Annotated[bool, typer.Option("--draw", help="Only draw the saved figures in --out again.")]
 MOST = 2**31 - 1
 Seed = Annotated[int, typer.Option(min=0, max=MOST, help="Fixes the samples.")]
 
 
 def _say(text: str) -> None:
     typer.echo(text)
+
+
+def _drew(paths: list[Path]) -> None:
+    for path in paths:
+        _say(f"Drew {path}.")
 
 
 def _table(values: dict[str, Any]) -> None:
@@ -242,12 +248,17 @@ def gaussian(
     seeds: Annotated[int, typer.Option(min=1, help="How many problems and trainings.")] = 10,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 2,
     smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes.")] = False,
+    draw: Draw = False,
 ) -> None:
     """Section 4.1: a linear Gaussian problem whose posterior is known in closed form."""
+    from vspair.studies.gaussian import redraw
     from vspair.studies.gaussian import reproduce as run
 
     if out is None:
         out = Path("results/gaussian-smoke" if smoke else "results/gaussian")
+    if draw:
+        _drew(redraw(out))
+        return
     _say(run(out, seeds=seeds, jobs=jobs, smoke=smoke))
     _say(f"Saved {out}.")
 
@@ -258,23 +269,36 @@ def mnist(
     data_dir: Annotated[
         Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where to write tables.")] = Path("results/mnist"),
+    out: Annotated[Path, typer.Option(help="For tables and figures.")] = Path("results/mnist"),
     runs: Annotated[Path, typer.Option(help="Where to keep the trainings.")] = Path("runs/mnist"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of both vsPAIR presets.")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
     minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
     device: Device = "auto",
+    readings: Annotated[
+        bool, typer.Option("--readings", help="Compare readings of what the paper leaves open.")
+    ] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, one epoch.")] = False,
+    draw: Draw = False,
 ) -> None:
     """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and both presets of vsPAIR."""
     from vspair.problems.inpainting import mnist_pairs, toy_digits
     from vspair.problems.mnist import load_mnist
     from vspair.studies.mnist import NAMES, reproduce
+    from vspair.studies.mnist_figures import redraw
+    from vspair.studies.mnist_readings import compare
 
+    if draw:
+        _drew(redraw(out))
+        return
     if smoke:
         data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, train=80), 1
     else:
         data = mnist_pairs(load_mnist(data_dir).train_images, seed=0)
+    if readings:
+        text = compare(data, out, folder=runs, device=device, epochs=epochs or 14, minutes=minutes)
+        _say(text or "Stopped in time. The same command continues.")
+        return
     counts = {name: seeds if NAMES[name][0] == "vsPAIR" else 1 for name in NAMES}
     command = f"vspair reproduce mnist --seeds {seeds}"
     command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke

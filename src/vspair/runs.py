@@ -134,13 +134,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def commit() -> str:
-    """Return the commit of the source that is running, or ``unknown`` outside a checkout."""
+    """Return the commit of the source that is running.
+
+    Outside a checkout, on a cluster say, it is what ``VSPAIR_COMMIT`` says, or ``unknown``.
+    """
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get("VSPAIR_COMMIT", "unknown")
     return done.stdout.strip()
 
 

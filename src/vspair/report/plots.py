@@ -8,15 +8,18 @@ Text is large for the size of a figure, so that it can be read on a phone.
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from vspair.errors import VspairError
 
-__all__ = ["ImageRow", "image_grid", "lines", "png"]
+__all__ = ["ImageRow", "image_grid", "lines", "load_numbers", "png"]
 
 DPI = 160
 """Pixels an inch; the page shows an inch as 96 CSS pixels, so figures stay sharp."""
@@ -163,3 +166,26 @@ def png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def load_numbers(path: Path, separator: str) -> dict[str, dict[str, Any]]:
+    """Return the arrays that figures are drawn from, by group and name.
+
+    Arguments:
+        path: An ``.npz`` file whose arrays are named group, separator, name.
+        separator: What stands between group and name.
+    """
+    if not path.is_file():
+        raise VspairError(
+            f"There is no file {path}, which figures are drawn from. Run the study first, without "
+            "--draw."
+        )
+    numbers: dict[str, dict[str, Any]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                group, _, name = key.partition(separator)
+                numbers.setdefault(group, {})[name] = file[key]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise VspairError(f"{path} is damaged: {error}. Run the study again.") from None
+    return numbers

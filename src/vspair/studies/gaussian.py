@@ -32,7 +32,7 @@ from vspair.problems.gaussian import GaussianProblem
 from vspair.studies.results import Row, markdown, write_summary
 from vspair.studies.theorem import theorem1
 
-__all__ = ["Scale", "measure", "reproduce", "train"]
+__all__ = ["Scale", "measure", "redraw", "reproduce", "train"]
 
 PRESETS = ("paper", "calibrated")
 DEFAULT = "default"
@@ -415,9 +415,18 @@ def _text(
 
 
 def _draw(out: Path, numbers: dict[str, dict[str, Any]]) -> None:
-    from vspair.report.gaussian import draw_samples, draw_traversal
-
     flat = {f"{p}.{k}": v for p, part in numbers.items() for k, v in part.items()}
     runs.write_arrays(out / "figures.npz", flat)
-    draw_samples(numbers, out / "samples.png")
-    draw_traversal(numbers, out / "traversal.png")
+    redraw(out)
+
+
+def redraw(out: Path) -> list[Path]:
+    """Draw both figures again from the saved numbers of a results folder; return their paths."""
+    from vspair.report.gaussian import draw_samples, draw_traversal
+    from vspair.report.plots import load_numbers
+
+    numbers = load_numbers(out / "figures.npz", ".")
+    paths = [out / "samples.png", out / "traversal.png"]
+    draw_samples(numbers, paths[0])
+    draw_traversal(numbers, paths[1])
+    return paths

@@ -1,0 +1,60 @@
+"""The readings of the paper's MNIST objective, at a scale of seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vspair import config as configs
+from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
+from vspair.studies import mnist as study
+from vspair.studies import mnist_readings as readings
+
+
+@pytest.fixture(scope="module")
+def data() -> InpaintingData:
+    return mnist_pairs(toy_digits(96, seed=0), seed=0, train=80)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = study.shipped
+
+    def shipped(name: str) -> configs.Config:
+        network = {"kind": "conv", "width": 4, "depth": 2}
+        sizes = {"x_size": 24, "y_size": 8, "x_network": network, "y_network": network}
+        return configs.override(plain(name), {"model": sizes})
+
+    monkeypatch.setattr(study, "shipped", shipped)
+
+
+def test_each_reading_differs_from_the_model_it_changes() -> None:
+    for name, job in zip(readings.READINGS, readings.jobs(list(readings.READINGS)), strict=True):
+        model, changes = readings.READINGS[name]
+        same = job.config == study.shipped(model)
+        assert same == (not changes), name
+    labels = [job.label for job in readings.jobs(list(readings.READINGS))]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_are_added_and_replaced(data: InpaintingData, tmp_path: Path) -> None:
+    names = ["PAIR, map fitted in latent space", "sVAE"]
+    more: dict[str, Any] = {"folder": tmp_path / "runs", "device": "cpu", "epochs": 1}
+    assert readings.compare(data, tmp_path, names=names[:1], minutes=1e-9, **more) is None
+    text = readings.compare(data, tmp_path, names=names[:1], **more)
+    assert text is not None
+    text = readings.compare(data, tmp_path, names=names, **more)
+    assert text is not None
+    rows = json.loads((tmp_path / "readings.json").read_text())
+    assert [r["reading"] for r in rows] == ["sVAE", "PAIR, map fitted in latent space"]
+    assert {"epochs", "commit", "machine", "mse"} <= set(rows[0])
+    assert (tmp_path / "readings.md").read_text() == text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(rows) + len(study.PAPER)
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+def test_the_papers_values_close_the_table() -> None:
+    assert readings.table([]).splitlines()[-1].startswith("| paper: vsPAIR | 100 | 39 | 0.0762 |")
