@@ -408,6 +408,9 @@ class Trainer:
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in named.items():
             index, _, key = name.partition(".")
-            moments.setdefault(int(index), {})[key] = value
+            like = self.parameters[int(index)]
+            # Fused steps want moments laid out in memory as their parameter is.
+            kept = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+            moments.setdefault(int(index), {})[key] = kept.detach()
         plain = self.optimiser.state_dict()
         self.optimiser.load_state_dict({**plain, "state": moments})
