@@ -1,8 +1,8 @@
-"""Milliseconds a training step of the paper's MNIST vsPAIR, plain and accelerated.
+"""Milliseconds a training step of the paper's MNIST or heat vsPAIR, plain and accelerated.
 
-Pairs are made digits; what is timed does not depend on them. Run it with
+Digits are made; what is timed does not depend on them. Run it with
 
-    python benchmarks/step.py [--device cuda] [--compile] [--together 4]
+    python benchmarks/step.py [--problem heat] [--device cuda] [--compile] [--together 4]
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from vspair import config as configs
 from vspair.fitting import prepare
 from vspair.problems.inpainting import mnist_pairs, toy_digits
 from vspair.runs import machine, pick_device
+from vspair.studies.heat import PROBLEM
 from vspair.training import Trainer
 
 
-def trainer(device: torch.device, steps: int, **training: Any) -> Trainer:
+def trainer(problem: str, device: torch.device, steps: int, **training: Any) -> Trainer:
     """Return a training of the paper's network that has so many steps in its one epoch."""
-    data = mnist_pairs(toy_digits(64 * steps + 1, seed=0), seed=0, train=64 * steps)
+    name = "heat-paper" if problem == "heat" else "mnist-vspair"
     changes = {"training": {"epochs": 1} | training}
-    config = configs.override(configs.shipped("mnist-vspair"), changes)
-    return prepare(data.x_train, data.y_train, config, device=device)
+    config = configs.override(configs.shipped(name), changes)
+    if problem == "heat":
+        x, y = PROBLEM.pairs(config.training.batch_size * steps, seed=0)
+    else:
+        data = mnist_pairs(toy_digits(64 * steps + 1, seed=0), seed=0, train=64 * steps)
+        x, y = data.x_train, data.y_train
+    return prepare(x, y, config, device=device)
 
 
 def milliseconds(trainers: list[Trainer], warm: int, timed: int) -> float:
@@ -51,12 +57,14 @@ def milliseconds(trainers: list[Trainer], warm: int, timed: int) -> float:
 def main() -> None:
     """Print a line for each way, with its ratio to the plain one."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problem", choices=("mnist", "heat"), default="mnist")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", action="store_true", help="compile too: a minute")
     parser.add_argument("--together", type=int, default=1, help="trainings side by side")
     options = parser.parse_args()
     device = pick_device(options.device)
-    timed = 40 if device.type == "cuda" else 5
+    few = 20 if options.problem == "heat" else 5
+    timed = 40 if device.type == "cuda" else few
     ways: dict[str, dict[str, Any]] = {"plain": {}, "bfloat16": {"precision": "bfloat16"}}
     if device.type == "cuda":
         ways["captured"] = {"capture": True}
@@ -67,7 +75,7 @@ def main() -> None:
     plain = 0.0
     for name, training in ways.items():
         count = options.together if "captured" in name else 1
-        trainers = [trainer(device, timed + 12, **training) for _ in range(count)]
+        trainers = [trainer(options.problem, device, timed + 12, **training) for _ in range(count)]
         found = milliseconds(trainers, warm=10 if device.type == "cuda" else 2, timed=timed)
         plain = plain or found
         beside = f", {count} side by side" if count > 1 else ""

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from vspair.data import random_shift
 from vspair.errors import VspairError
-from vspair.problems.heat import PAPER_STEP, HeatProblem, Source, random_shift, rk222
+from vspair.problems.heat import PAPER_STEP, HeatProblem, Source, rk222
 
 DEDALUS: dict[str, Any] = {"step": PAPER_STEP, "nyquist": False}
 SOLVERS: list[dict[str, Any]] = [{}, {"step": PAPER_STEP}, DEDALUS]

@@ -309,6 +309,41 @@ def mnist(
     _say(text or "Stopped in time. The same command continues.")
 
 
+@reproduce.command()
+@_stoppable("Stopped. The same command continues from the last checkpoints.")
+def heat(
+    out: Annotated[
+        Path | None, typer.Option(help="For tables and figures: results/heat if not given.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Where to keep the trainings: runs/heat if not given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds without noise; with noise one.")] = 3,
+    epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 1,250.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    device: Device = "auto",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few pairs.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Section 4.4: what a heat map was before, with floors that are given the equation."""
+    from vspair.studies.heat import SMOKE, Scale
+    from vspair.studies.heat import reproduce as run
+    from vspair.studies.heat_figures import redraw
+
+    name = "heat-smoke" if smoke else "heat"
+    out, runs = out or Path("results", name), runs or Path("runs", name)
+    if draw:
+        _drew(redraw(out))
+        return
+    command = f"vspair reproduce heat --seeds {seeds}"
+    command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
+    scale = SMOKE if smoke else Scale(epochs=epochs)
+    text = run(
+        out, folder=runs, seeds=seeds, scale=scale, device=device, minutes=minutes, command=command
+    )
+    _say(text or "Stopped in time. The same command continues.")
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends in one line and status 2."""
     try:

@@ -155,6 +155,10 @@ class TrainingConfig:
         keep: Whether the run's weights are the ``best`` on the held-out pairs or the ``last``.
         patience: Stop after this many epochs without improvement; 0 never stops early.
         clip: The largest norm of the gradient; 0 leaves it alone.
+        augment: ``shift`` moves each pair of images around by a random number of pixels in every
+            step, which suits periodic problems that treat every place alike.
+        norms: The averages of batch norm in evaluation: those kept while ``training``, or
+            measured anew at the end along the path of an ``answer`` (see :mod:`vspair.norms`).
         checkpoint_seconds: The least time between two checkpoints.
         capture: Whether to replay steps as CUDA graphs, on a GPU.
         compile: Whether to compile the networks: a minute at the start, faster steps after.
@@ -172,6 +176,8 @@ class TrainingConfig:
     keep: Literal["best", "last"] = "last"
     patience: int = 0
     clip: float = 0.0
+    augment: Literal["none", "shift"] = "none"
+    norms: Literal["training", "answer"] = "training"
     checkpoint_seconds: float = 10.0
     capture: bool = False
     compile: bool = False

@@ -1,4 +1,4 @@
-"""Pairs: checked, normalised and split.
+"""Pairs: checked, normalised, split and moved.
 
 Everything that enters the library as an array passes through :func:`as_data`, so that a wrong
 array is met here, with its name and the place of the fault, and nowhere else.
@@ -15,11 +15,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from vspair.errors import VspairError
 
-__all__ = ["Normaliser", "as_array", "as_data", "as_pairs", "load_array", "split"]
+__all__ = [
+    "Normaliser",
+    "as_array",
+    "as_data",
+    "as_pairs",
+    "fingerprint",
+    "load_array",
+    "random_shift",
+    "split",
+]
 
 _DAMAGE = (
     OSError,
@@ -199,6 +208,41 @@ def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     held = min(round(share * n), n - 1) if share else 0
     return order[held:].sort().values, order[:held].sort().values
+
+
+def random_shift(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Return pairs, each moved by a random whole number of pixels; what leaves comes in opposite.
+
+    A moved pair is as good as the one that it came from where the problem is periodic and treats
+    every place alike, as the heat equation on a periodic square does.
+
+    Arguments:
+        x: Unknowns, with shape (N, *, H, W).
+        y: Their observations, with shape (N, *, H, W): each moves with its unknown.
+        generator: The source of randomness.
+    """
+    if min(x.ndim, y.ndim) < 3 or x.shape[-2:] != y.shape[-2:]:
+        raise VspairError(
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: expected images of the same "
+            "height and width, which move together."
+        )
+    moves = [_moves(x, dim, generator) for dim in (-2, -1)]
+    return _moved(x, *moves), _moved(y, *moves)
+
+
+def _moves(x: Tensor, dim: int, generator: Generator) -> Tensor:
+    """Return where each pixel of a dimension comes from, with shape (N, length)."""
+    n, length = len(x), x.shape[dim]
+    by = torch.randint(length, (n, 1), generator=generator, device=generator.device)
+    return (torch.arange(length, device=x.device) - by.to(x.device)) % length
+
+
+def _moved(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return images (N, *, H, W) with rows (N, H) and columns (N, W) taken from elsewhere."""
+    ones = (1,) * (x.ndim - 3)
+    i = rows.reshape(len(x), *ones, -1, 1).expand_as(x)
+    j = columns.reshape(len(x), *ones, 1, x.shape[-1]).expand_as(x)
+    return x.gather(-2, i).gather(-1, j)
 
 
 class Normaliser(nn.Module):

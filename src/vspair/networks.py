@@ -73,12 +73,12 @@ def _conv(i: int, o: int, bias: bool = False) -> nn.Conv2d:
 class _Upsample(nn.Module):
     """Doubles height and width by repeating pixels.
 
-    On a CPU written as expand and reshape: torch 2.13 silently zeroes the gradient of the plain
-    way there, under compilation with bfloat16 autocast.
+    Compiled for a CPU, written as expand and reshape: torch 2.13 silently zeroes the gradient of
+    the plain way there, with bfloat16 autocast.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
+        if x.is_cuda or not torch.compiler.is_compiling():
             return F.interpolate(x, scale_factor=2, mode="nearest")
         b, c, h, w = x.shape
         return x[:, :, :, None, :, None].expand(b, c, h, 2, w, 2).reshape(b, c, 2 * h, 2 * w)

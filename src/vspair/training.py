@@ -24,10 +24,11 @@ from torch import Generator, Tensor, nn
 from vspair.acceleration import Captured, compiled, eagerly, precision
 from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
-from vspair.data import split
+from vspair.data import random_shift, split
 from vspair.errors import VspairError
 from vspair.metrics import energy_score
 from vspair.model import InverseModel, PairedAutoencoder
+from vspair.norms import refresh_norms
 from vspair.objective import Objective, Stage
 from vspair.progress import Progress
 from vspair.runs import Run, fill, read_tensors, write_tensors, write_text
@@ -87,6 +88,7 @@ class Trainer:
     ) -> None:
         self.model, self.config, self.run = model, config, run
         self.device = model.log_width.device
+        self._check_augment()
         train, held = split(len(x), config.training.validation, config.training.seed)
         with torch.no_grad():
             x, y = model.x_normaliser(x.to(self.device)), model.y_normaliser(y.to(self.device))
@@ -104,11 +106,21 @@ class Trainer:
         self.sums = torch.zeros(16, device=self.device)
         self.generator = Generator(self.device)
         self.best_weights: dict[str, Tensor] | None = None
-        if self.device.type == "cuda":
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(model.parameters())
         self.trainable = [p.requires_grad for p in self.parameters]
         self.optimiser = self._adam()
+
+    def _check_augment(self) -> None:
+        """Refuse shifts of what is not an image, or where each pixel has a scale of its own."""
+        if self.config.training.augment != "shift":
+            return
+        shapes, scales = (self.model.x_shape, self.model.y_shape), self.config.model.normalise
+        if scales == "feature" or any(len(shape) < 2 for shape in shapes):
+            raise VspairError(
+                f"augment = 'shift' moves images; x and y have shapes {shapes[0]} and "
+                f"{shapes[1]}, and normalise = {scales!r}. Leave out either."
+            )
 
     @property
     def _captures(self) -> bool:
@@ -193,6 +205,8 @@ class Trainer:
         """Move the weights once; all on the device, nothing waits for it."""
         t = self.config.training
         x, y = self.x[batch], self.y[batch]
+        if t.augment == "shift":
+            x, y = random_shift(x, y, self.generator)
         with precision(self.device, t.precision):
             loss, terms = self.objective(self.model, x, y, self.generator, stage)
         for parameter in self.parameters:
@@ -336,10 +350,17 @@ class Trainer:
     def _finish(self) -> None:
         for parameter, trainable in zip(self.parameters, self.trainable, strict=True):
             parameter.requires_grad_(trainable)
-        self.model.eval()
+        # As a reloaded model is laid out: another layout rounds otherwise.
+        self.model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self.save()
+        epoch = self.state.epoch
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
+            epoch = self.state.best_epoch
+        if self.config.training.norms == "answer":
+            refresh_norms(self.model, self.y)
+            if self.run:
+                self.run.save_weights(self.model, epoch)
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Drop what was logged after the checkpoint that the training continues from."""
@@ -397,7 +418,7 @@ class Trainer:
             self.sums.copy_(tensors["sums"])
             self.generator.set_state(tensors["generator"])
             self._restore_moments(groups.get("adam", {}))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise VspairError(
                 f"{path} cannot be continued from: {error}. It may be damaged, or come from "
                 f"another kind of device than {self.device.type}."
@@ -409,8 +430,9 @@ class Trainer:
         for name, value in named.items():
             index, _, key = name.partition(".")
             like = self.parameters[int(index)]
-            # Fused steps want moments laid out in memory as their parameter is.
-            kept = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
-            moments.setdefault(int(index), {})[key] = kept.detach()
+            if value.ndim:
+                # The optimiser reads weights and moments side by side, in one memory format.
+                value = torch.empty_like(like, device="cpu").copy_(value)
+            moments.setdefault(int(index), {})[key] = value
         plain = self.optimiser.state_dict()
         self.optimiser.load_state_dict({**plain, "state": moments})

@@ -47,7 +47,6 @@ __all__ = [
     "HeatPairs",
     "HeatProblem",
     "Source",
-    "random_shift",
     "rk222",
 ]
 
@@ -81,30 +80,6 @@ def rk222(z: Tensor) -> Tensor:
     """
     gamma = 1 - math.sqrt(0.5)
     return (1 + (1 - 2 * gamma) * z) / (1 - gamma * z).square()
-
-
-def random_shift(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Return pairs, each moved around the periodic square by a random whole number of points.
-
-    The equation commutes with such shifts and the law of the initial fields is the same
-    everywhere, so that a moved pair is as likely as the one that it came from.
-
-    Arguments:
-        x: Initial fields, with shape (n, size, size).
-        y: Their observations, with the same shape: each moves with its field.
-        generator: The source of randomness, on the CPU.
-    """
-    if x.ndim != 3 or x.shape != y.shape:
-        raise VspairError(
-            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: expected (n, size, size) twice."
-        )
-    n, rows, columns = x.shape
-    down = torch.randint(rows, (n, 1), generator=generator)
-    right = torch.randint(columns, (n, 1), generator=generator)
-    i = ((torch.arange(rows) - down) % rows)[:, :, None].to(x.device)
-    j = ((torch.arange(columns) - right) % columns)[:, None, :].to(x.device)
-    pair = torch.arange(n, device=x.device)[:, None, None]
-    return x[pair, i, j], y[pair, i, j]
 
 
 def _axis(size: int) -> Tensor:

@@ -1,0 +1,123 @@
+"""The numbers behind the figures of section 4.4, and where they are kept.
+
+``report.heat`` draws from the saved numbers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from vspair import runs
+from vspair.codes import SpikeSlab
+from vspair.model import InverseModel
+from vspair.posterior import Posterior
+from vspair.problems.heat import HeatPairs
+from vspair.report import heat as report
+from vspair.report.plots import load_numbers
+from vspair.studies.heat_measures import FEW
+
+__all__ = ["FILE", "STEPS", "illustrate", "leading", "numbers", "perturbed", "redraw"]
+
+FILE = "figures.npz"
+SHOWN = 4
+"""Test pairs that are shown: the first ones."""
+
+WALKED = 2
+"""Test pairs whose factors are perturbed."""
+
+STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
+"""Perturbations of a factor, in its own deviations."""
+
+
+def leading(post: Posterior, k: int = 4) -> Tensor:
+    """Return the k factors whose mu varies most over the observations, indices of shape (k,).
+
+    Only factors whose gate is open, with a mean probability above one half, are named before all
+    others.
+    """
+    assert isinstance(post.code, SpikeSlab)
+    varies = post.code.mu.double().var(0)
+    opened = post.code.omega.double().mean(0) > 0.5
+    return torch.where(opened, varies + varies.max() + 1, varies).topk(k).indices
+
+
+@torch.no_grad()
+def perturbed(post: Posterior, dims: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what moving one factor by multiples of its sigma does to the decoded mean code.
+
+    Arguments:
+        post: The posterior of B observations.
+        dims: K factors, with shape (K,).
+
+    Returns:
+        The decoded mean code, with shape (B, H, W), and the differences to it, with shape
+        (B, K, 5, H, W).
+    """
+    code = post.code
+    assert isinstance(code, SpikeSlab)
+    sigma = code.slab.variance.sqrt()[:, dims]
+    moves = sigma.unsqueeze(-1) * sigma.new_tensor(STEPS)
+    z = code.mean[:, None, None].repeat(1, len(dims), len(STEPS), 1)
+    where = dims[:, None, None].expand(*moves.shape, 1)
+    z.scatter_add_(-1, where, moves.unsqueeze(-1))
+    centre = post.decode(code.mean)
+    return centre, post.decode(z) - centre[:, None, None]
+
+
+@torch.no_grad()
+def numbers(model: InverseModel, test: HeatPairs, images: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the figures show of one trained model, as arrays by name.
+
+    Arguments:
+        model: The model.
+        test: The test pairs.
+        images: The values of each test pair that ``heat_measures.measure`` returned.
+    """
+    post, few = model.posterior(test.y), model.posterior(test.y[:SHOWN])
+    assert isinstance(few.code, SpikeSlab)
+    drawn = few.sample(FEW, Generator(model.log_width.device).manual_seed(0))
+    dims = leading(post)
+    centre, change = perturbed(model.posterior(test.y[:WALKED]), dims)
+    found = {
+        "x": test.x[:SHOWN],
+        "y": test.y[:SHOWN],
+        "mean": drawn.mean(0),
+        "variance": drawn.var(0),
+        "disc": test.source[:SHOWN].disc(test.x.shape[-1]),
+        "walk_dims": dims,
+        "walk_omega": few.code.omega[:WALKED, dims],
+        "walk_centre": centre,
+        "walk_change": change,
+    }
+    found |= {f"image_{name}": values for name, values in images.items()}
+    return {name: _array(values) for name, values in found.items()}
+
+
+def _array(values: Tensor) -> Any:
+    values = values.detach().cpu()
+    return values.float().numpy() if values.is_floating_point() else values.numpy()
+
+
+def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
+    """Save numbers by group and name to ``figures.npz`` and draw every figure.
+
+    Arguments:
+        found: The numbers of each preset, and those of the group ``noise``.
+        out: The folder of the results.
+
+    Returns:
+        The figures with their captions, as Markdown.
+    """
+    flat = {f"{group}.{name}": v for group, part in found.items() for name, v in part.items()}
+    runs.write_arrays(out / FILE, flat)
+    return report.gallery(redraw(out))
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw every figure again from the saved numbers of a results folder; return their paths."""
+    return report.draw_all(load_numbers(folder / FILE, "."), folder)
