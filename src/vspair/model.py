@@ -56,6 +56,10 @@ class InverseModel(nn.Module, ABC):
     def latent(self, y: Tensor) -> Code:
         """Return the x code that belongs to normalised observations of shape (B, *y_shape)."""
 
+    @abstractmethod
+    def answers(self) -> list[nn.Module]:
+        """Return the networks that take part in an answer."""
+
     @property
     def rho(self) -> Tensor | None:
         """The prior probability that a factor is present, a scalar."""
@@ -130,6 +134,9 @@ class PairedAutoencoder(InverseModel):
     def latent(self, y: Tensor) -> Code:  # noqa: D102
         return self.inverse_map(self.y_encoder(y))
 
+    def answers(self) -> list[nn.Module]:  # noqa: D102
+        return [self.y_encoder, self.inverse_map, self.x_decoder]
+
     def maps(self) -> list[nn.Module]:
         """Return the latent maps: what the second of two stages trains."""
         return [m for m in (self.inverse_map, self.forward_map) if m is not None]
@@ -153,6 +160,9 @@ class SparseVAE(InverseModel):
 
     def latent(self, y: Tensor) -> Code:  # noqa: D102
         return self.encoder(y)
+
+    def answers(self) -> list[nn.Module]:  # noqa: D102
+        return [self.encoder, self.x_decoder]
 
 
 _FAMILIES: dict[str, tuple[FamilyName, FamilyName]] = {

@@ -1,0 +1,88 @@
+"""Batch norm's averages along the path of an answer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import vspair
+from vspair import config as configs
+from vspair.config import Config
+from vspair.model import InverseModel, build
+from vspair.norms import refresh_norms
+
+NETWORK = {"kind": "conv", "width": 4, "depth": 2}
+SIZES = {"x_size": 6, "y_size": 5, "x_network": NETWORK, "y_network": NETWORK}
+
+
+def model_of(kind: str) -> InverseModel:
+    c = configs.override(configs.preset("paper"), {"model": SIZES | {"kind": kind}})
+    torch.manual_seed(0)
+    return build(c.model, (12, 12), (12, 12))
+
+
+def observations(n: int) -> Tensor:
+    return 3 + 2 * torch.randn(n, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", ["PAIR", "vPAIR", "sVAE", "vsPAIR"])
+def test_evaluation_then_answers_as_training_did(kind: str) -> None:
+    """With one batch that holds everything, its averages are those of that batch."""
+    model, y = model_of(kind), observations(64)
+    weights = [p.clone() for p in model.parameters()]
+    refresh_norms(model, y, batch=64, seed=7)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        model.train()
+        noise = torch.Generator().manual_seed(7)
+        expected = model.x_decoder(model.latent(y[order]).rsample(noise))
+        refresh_norms(model, y, batch=64, seed=7)
+        assert not any(m.training for m in model.modules())
+        noise = torch.Generator().manual_seed(7)
+        found = model.x_decoder(model.latent(y[order]).rsample(noise))
+    # Not equal: a batch divides by n, its running variance by n - 1.
+    assert (found - expected).abs().mean() < 0.05 * expected.std()
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+
+
+def test_only_the_path_of_an_answer_is_touched() -> None:
+    model = model_of("vsPAIR")
+    before = {k: v.clone() for k, v in model.named_buffers()}
+    refresh_norms(model, observations(40), batch=16)
+    changed = {k for k, v in model.named_buffers() if not torch.equal(v, before[k])}
+    assert changed
+    assert {name.partition(".")[0] for name in changed} == {"y_encoder", "x_decoder"}
+    momenta = {m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)}
+    assert momenta == {0.1}
+
+
+def _config(norms: str) -> Config:
+    changes = {"epochs": 2, "batch_size": 16, "norms": norms}
+    return configs.override(configs.preset("paper"), {"model": SIZES, "training": changes})
+
+
+@pytest.mark.parametrize("norms", ["training", "answer"])
+def test_image_models_reload_bitwise_with_the_averages_they_were_given(
+    norms: str, tmp_path: Path
+) -> None:
+    y = observations(60)
+    model = vspair.fit(0.5 * y, y, config=_config(norms), out=tmp_path / "run", progress=False)
+    again = vspair.load(tmp_path / "run")
+    first, second = (
+        m.posterior(y).sample(2, torch.Generator().manual_seed(5)) for m in (model, again)
+    )
+    assert torch.equal(first, second)
+
+
+def test_averages_are_measured_where_they_are_asked_for() -> None:
+    y = observations(60)
+    kept, measured = (
+        vspair.fit(0.5 * y, y, config=_config(norms), progress=False)
+        for norms in ("training", "answer")
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(kept.parameters(), measured.parameters(), strict=True)
+    )
+    a, b = (dict(m.named_buffers()) for m in (kept, measured))
+    assert any(not torch.equal(a[k], b[k]) for k in a)
