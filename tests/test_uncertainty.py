@@ -521,7 +521,9 @@ def test_a_gpu_agrees(kind: Kind, network: str) -> None:
     assert u.perturb(gpu, [1], (1.0,), 2, generator).device.type == "cuda"
     gpu = Posterior(post.model.float(), code._map(Tensor.float))
     low = u.localisation(gpu, region, dtype=torch.bfloat16).inside.cpu().double()
-    torch.testing.assert_close(low, expected.inside, rtol=0.2, atol=0)
+    # Changes far below the largest are lost in bfloat16.
+    atol = 1e-2 * float(expected.inside.max())
+    torch.testing.assert_close(low, expected.inside, rtol=0.2, atol=atol)
 
 
 def _parts(post: Posterior) -> list[Tensor]:

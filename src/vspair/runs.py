@@ -134,16 +134,18 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def commit() -> str:
-    """Return the commit of the source that is running.
+    """Return the commit of the source that is running, or ``unknown`` outside a checkout.
 
-    Outside a checkout, on a cluster say, it is what ``VSPAIR_COMMIT`` says, or ``unknown``.
+    ``VSPAIR_COMMIT`` says it where the source was exported from a checkout, to a cluster say.
     """
+    if given := os.environ.get("VSPAIR_COMMIT"):
+        return given
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("VSPAIR_COMMIT", "unknown")
+        return "unknown"
     return done.stdout.strip()
 
 
@@ -169,7 +171,7 @@ def machine(device: str | torch.device = "cpu") -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of every package that decides the numbers."""
     names = ("vspair", "torch", "numpy", "safetensors")
-    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    found = {"python": sys.version.split()[0], "platform": f"{platform.system()} {platform.machine()}"}
     for name in names:
         try:
             found[name] = metadata.version(name)

@@ -1,0 +1,130 @@
+r"""Computed tomography as in section 4.3: an image is seen through noisy line integrals.
+
+.. math:: y = A x + \sigma \varepsilon, \qquad \sigma \sim \mathcal{U}(0, 0.1) \cdot
+    (\max A x - \min A x)
+
+One :math:`\sigma` is drawn for each observation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from vspair.errors import VspairError
+from vspair.problems.ct.geometry import Geometry
+from vspair.problems.ct.ray import RayTransform
+
+__all__ = ["CtPairs", "CtProblem", "coarsen"]
+
+
+class CtPairs(NamedTuple):
+    """Images x (N, R, C), sinograms y (N, A, D), and the noise's deviation in each y (N,)."""
+
+    x: Tensor
+    y: Tensor
+    deviation: Tensor
+
+
+def coarsen(x: Tensor, factor: int = 4, size: int = 88) -> Tensor:
+    """Return the means over squares of pixels in the middle of images.
+
+    Section 4.3 says that the 362x362 slices are "downsampled by a factor of four and cropped".
+    Taken here as means over 4x4 pixels of the central 352x352: the same as leaving out one pixel
+    on each side, taking means, and leaving out one of the 90 on each side.
+
+    Arguments:
+        x: Images, with shape (*, H, W).
+        factor: The side of a square.
+        size: The side of the result.
+
+    Returns:
+        Images with shape (*, size, size).
+    """
+    if factor < 1 or size < 1:
+        raise VspairError(f"factor = {factor}, size = {size}: expected at least 1.")
+    side = factor * size
+    if x.ndim < 2 or min(x.shape[-2:]) < side or not x.is_floating_point():
+        raise VspairError(
+            f"x has shape {tuple(x.shape)} and dtype {x.dtype}: expected real images of shape "
+            f"(*, H, W) with at least {side} pixels on a side. Lower size or factor."
+        )
+    top, left = ((n - side) // 2 for n in x.shape[-2:])
+    middle = x[..., top : top + side, left : left + side]
+    flat = middle.reshape(-1, 1, side, side)
+    return F.avg_pool2d(flat, factor).reshape(*x.shape[:-2], size, size)
+
+
+@dataclass(frozen=True)
+class CtProblem:
+    """Images observed by noisy line integrals.
+
+    Arguments:
+        geometry: The image, the detector and the angles.
+        noise: The largest standard deviation of the noise, as a share of a sinogram's range;
+            that of each observation is uniform between 0 and it.
+
+    Example:
+        >>> problem = CtProblem(Geometry((8, 8), angles=5, detectors=12))
+        >>> pairs = problem.pairs(torch.rand(3, 8, 8), seed=0)
+        >>> pairs.y.shape, pairs.deviation.shape
+        (torch.Size([3, 5, 12]), torch.Size([3]))
+    """
+
+    geometry: Geometry = field(default_factory=Geometry)
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf:
+            raise VspairError(
+                f"noise = {self.noise}: expected 0 or more, as a share of a sinogram's range "
+                "(0.1 is ten per cent)."
+            )
+
+    @cached_property
+    def transform(self) -> RayTransform:
+        """The ray transform of the geometry."""
+        return RayTransform(self.geometry)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sinograms, with shape (*, A, D), of images with shape (*, R, C)."""
+        return self.transform(x)
+
+    def observe(self, x: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Return noisy sinograms of images, and the standard deviation of the noise in each.
+
+        The noise is drawn on the generator's device, so that a CPU generator gives the same
+        noise wherever the images are.
+
+        Arguments:
+            x: Images, with shape (*, R, C).
+            generator: The source of the noise.
+
+        Returns:
+            Sinograms with shape (*, A, D) and deviations with shape (*).
+        """
+        clean = self.forward(x)
+        return self._disturb(clean, generator)
+
+    def _disturb(self, clean: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        where, dtype = generator.device, clean.dtype
+        share = torch.rand(clean.shape[:-2], generator=generator, dtype=dtype, device=where)
+        unit = torch.randn(clean.shape, generator=generator, dtype=dtype, device=where)
+        span = clean.amax((-2, -1)) - clean.amin((-2, -1))
+        deviation = self.noise * span * share.to(clean.device)
+        return clean + deviation[..., None, None] * unit.to(clean.device), deviation
+
+    def pairs(self, x: Tensor, seed: int) -> CtPairs:
+        """Return images of shape (N, R, C) with noisy sinograms, fixed by the seed."""
+        if x.ndim != 3:
+            raise VspairError(
+                f"x has shape {tuple(x.shape)}: expected (N, rows, columns), with N images."
+            )
+        y, deviation = self.observe(x, Generator().manual_seed(seed))
+        return CtPairs(x, y, deviation)
