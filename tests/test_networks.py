@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vspair.codes import Code, Family
 from vspair.config import ModelConfig
 from vspair.model import InverseModel, PairedAutoencoder, build
-from vspair.networks import Decoder, Encoder, LatentMap, NetworkConfig, _Grid, _Upsample
+from vspair.networks import Decoder, Encoder, Grid, LatentMap, NetworkConfig, Upsample
 
 Shape = tuple[int, ...]
 
@@ -89,7 +89,7 @@ def test_conv_layers_are_those_of_the_table() -> None:
     ("config", "shape", "encoder", "decoder"),
     [
         (HEAT, (16, 16), "Conv2d Conv2d BatchNorm2d SiLU Conv2d BatchNorm2d AvgPool2d Linear",
-         "Linear _Upsample Conv2d BatchNorm2d SiLU Conv2d Conv2d"),
+         "Linear Upsample Conv2d BatchNorm2d SiLU Conv2d Conv2d"),
         (GAUSSIAN, (2,), "Linear LayerNorm SiLU Linear Linear",
          "Linear LayerNorm SiLU Linear LayerNorm SiLU Linear"),
     ],
@@ -190,7 +190,7 @@ def test_evaluation_treats_each_item_alone(shape: Shape, kind: str, depth: int) 
 
 @pytest.mark.parametrize(("shape", "_kind", "depth"), [s for s in SHAPES if len(s[0]) > 1])
 def test_padding_is_the_least_there_is(shape: Shape, _kind: str, depth: int) -> None:
-    grid = _Grid(shape, depth)
+    grid = Grid(shape, depth)
     left, right, top, bottom = grid.padding
     for side, before, after in ((shape[-2], top, bottom), (shape[-1], left, right)):
         assert 0 <= after - before <= 1
@@ -205,7 +205,7 @@ def test_padding_is_the_least_there_is(shape: Shape, _kind: str, depth: int) -> 
 def test_upsample_is_that_of_torch() -> None:
     ours = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     theirs = ours.detach().clone().requires_grad_()
-    a, b = _Upsample()(ours), nn.Upsample(scale_factor=2, mode="nearest")(theirs)
+    a, b = Upsample()(ours), nn.Upsample(scale_factor=2, mode="nearest")(theirs)
     assert torch.equal(a, b)
     weights = torch.randn_like(a)
     (a * weights).sum().backward()

@@ -23,7 +23,19 @@ from torch import Tensor, nn
 
 from vspair.codes import Code, Family
 
-__all__ = ["Decoder", "Encoder", "LatentMap", "NetworkConfig", "NetworkName", "mlp"]
+__all__ = [
+    "ConvDecoder",
+    "Decoder",
+    "Encoder",
+    "Grid",
+    "LatentMap",
+    "MLPDecoder",
+    "NetworkConfig",
+    "NetworkName",
+    "Upsample",
+    "exactly",
+    "mlp",
+]
 
 NetworkName = Literal["auto", "mlp", "conv"]
 
@@ -58,7 +70,7 @@ def mlp(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
-def _exactly(layer: nn.Module, h: Tensor) -> Tensor:
+def exactly(layer: nn.Module, h: Tensor) -> Tensor:
     """Apply a last layer in the precision of its weights, also under autocast."""
     if not torch.is_autocast_enabled(h.device.type):
         return layer(h)
@@ -70,7 +82,7 @@ def _conv(i: int, o: int, bias: bool = False) -> nn.Conv2d:
     return nn.Conv2d(i, o, kernel_size=3, padding=1, bias=bias)
 
 
-class _Upsample(nn.Module):
+class Upsample(nn.Module):
     """Doubles height and width by repeating pixels.
 
     Compiled for a CPU, written as expand and reshape: torch 2.13 silently zeroes the gradient of
@@ -96,11 +108,11 @@ def _encoder_block(i: int, o: int) -> nn.Sequential:
 
 
 def _decoder_block(i: int, o: int) -> nn.Sequential:
-    return nn.Sequential(_Upsample(), _conv(i, i), nn.BatchNorm2d(i), nn.SiLU(), _conv(i, o))
+    return nn.Sequential(Upsample(), _conv(i, i), nn.BatchNorm2d(i), nn.SiLU(), _conv(i, o))
 
 
 @dataclass(frozen=True)
-class _Grid:
+class Grid:
     """How an image of one shape sits on a grid that halves ``depth`` times."""
 
     shape: tuple[int, ...]
@@ -139,7 +151,7 @@ class _ConvTrunk(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], config: NetworkConfig) -> None:
         super().__init__()
-        self.grid = _Grid(shape, config.depth)
+        self.grid = Grid(shape, config.depth)
         widths = [config.width * 2**i for i in range(config.depth + 1)]
         blocks = (_encoder_block(i, o) for i, o in pairwise(widths))
         self.layers = nn.Sequential(_conv(self.grid.channels, widths[0], bias=True), *blocks)
@@ -179,13 +191,13 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Code:
         """Return the code of data of shape (B, *shape)."""
-        return self.family.read(_exactly(self.head, self.trunk(x)))
+        return self.family.read(exactly(self.head, self.trunk(x)))
 
 
-class _ConvDecoder(nn.Module):
+class ConvDecoder(nn.Module):
     def __init__(self, size: int, shape: tuple[int, ...], config: NetworkConfig) -> None:
         super().__init__()
-        self.grid = _Grid(shape, config.depth)
+        self.grid = Grid(shape, config.depth)
         widths = [config.width * 2**i for i in range(config.depth, -1, -1)]
         self.coarse = (widths[0], *self.grid.coarse)
         self.lift = nn.Linear(size, math.prod(self.coarse))
@@ -196,7 +208,7 @@ class _ConvDecoder(nn.Module):
         return self.grid.crop(self.layers(self.lift(z).unflatten(1, self.coarse)))
 
 
-class _MLPDecoder(nn.Module):
+class MLPDecoder(nn.Module):
     def __init__(self, size: int, shape: tuple[int, ...], config: NetworkConfig) -> None:
         super().__init__()
         self.shape = shape
@@ -218,7 +230,7 @@ class Decoder(nn.Module):
 
     def __init__(self, size: int, shape: tuple[int, ...], config: NetworkConfig) -> None:
         super().__init__()
-        network = _ConvDecoder if config.resolve(shape) == "conv" else _MLPDecoder
+        network = ConvDecoder if config.resolve(shape) == "conv" else MLPDecoder
         self.network = network(size, shape, config)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -250,4 +262,4 @@ class LatentMap(nn.Module):
         h = code.features
         for layer in hidden:
             h = layer(h)
-        return self.family.read(_exactly(last, h))
+        return self.family.read(exactly(last, h))

@@ -171,7 +171,10 @@ def machine(device: str | torch.device = "cpu") -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of every package that decides the numbers."""
     names = ("vspair", "torch", "numpy", "safetensors")
-    found = {"python": sys.version.split()[0], "platform": f"{platform.system()} {platform.machine()}"}
+    found = {
+        "python": sys.version.split()[0],
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
     for name in names:
         try:
             found[name] = metadata.version(name)

@@ -29,7 +29,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from vspair.errors import VspairError
 from vspair.model import InverseModel
-from vspair.networks import _ConvDecoder, _MLPDecoder, _Upsample
+from vspair.networks import ConvDecoder, MLPDecoder, Upsample
 from vspair.posterior import evaluating
 
 __all__ = ["squared_changes"]
@@ -67,7 +67,7 @@ def _step(module: nn.Module) -> _Step:
         return _Step(module, partial(F.conv2d, weight=module.weight, padding=module.padding))
     if isinstance(module, nn.SiLU):
         return _Step(partial(F.silu, inplace=True), None)
-    return _same(_upsample) if isinstance(module, _Upsample) else _Step(module, None)
+    return _same(_upsample) if isinstance(module, Upsample) else _Step(module, None)
 
 
 def _fused(modules: list[nn.Module]) -> list[nn.Module]:
@@ -84,9 +84,9 @@ def _fused(modules: list[nn.Module]) -> list[nn.Module]:
 def _steps(decoder: nn.Module) -> list[_Step]:
     """Return the steps of a decoder; one of unknown kind is a single non-linear step."""
     network = getattr(decoder, "network", None)
-    if isinstance(network, _MLPDecoder):
+    if isinstance(network, MLPDecoder):
         return [_step(m) for m in network.layers]
-    if not isinstance(network, _ConvDecoder):
+    if not isinstance(network, ConvDecoder):
         return [_Step(decoder, None)]
     unflatten = _same(partial(torch.unflatten, dim=1, sizes=network.coarse))
     leaves = [m for m in network.layers.modules() if not isinstance(m, nn.Sequential)]

@@ -1,0 +1,135 @@
+"""The U-Net, and the loop that trains it as a prior and as a regression."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from vspair.baselines.diffusion import VPSDE, Prior, train_prior
+from vspair.baselines.regression import Regression, train_regression
+from vspair.baselines.unet import Plan, UNet
+from vspair.errors import VspairError
+
+
+@pytest.mark.parametrize(("time", "count"), [(True, 32_268_097), (False, 27_934_017)])
+def test_the_number_of_parameters(time: bool, count: int) -> None:
+    with torch.device("meta"):
+        network = UNet(time=time)
+    assert sum(p.numel() for p in network.parameters()) == count
+    assert not time or abs(count / 32.3e6 - 1) < 0.01
+
+
+@pytest.mark.parametrize("time", [True, False])
+def test_the_network(time: bool) -> None:
+    network = UNet(2, 3, widths=(8, 12, 16), time=time)
+    t = torch.tensor([0.1, 0.9]) if time else None
+    x = torch.randn(2, 2, 9, 14)
+    assert torch.equal(network(x, t), torch.zeros(2, 3, 9, 14))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    network(x, t).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in network.parameters())
+    assert network(x, t)[0].allclose(network(x[:1], t[:1] if t is not None else t), atol=1e-5)
+    if t is not None:
+        assert not network(x, t).allclose(network(x, t.flip(0)), atol=1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(x, t).dtype == torch.float32
+    with pytest.raises(VspairError, match="t has shape"):
+        network(x, None if time else torch.ones(2))
+    with pytest.raises(VspairError, match=r"x has shape \(2, 9, 14\)"):
+        network(x[:, 0], t)
+    with pytest.raises(VspairError, match="at least one width"):
+        UNet(widths=())
+
+
+# -- training -------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {"widths": (8, 16)}
+PLAN = Plan(epochs=4, batch_size=16, learning_rate=3e-3, average=0.5)
+
+
+def discs(n: int = 40) -> Tensor:
+    """Return bright discs at several places, with shape (n, 10, 10)."""
+    place = torch.arange(10.0) - 3 - 4 * torch.rand(2, n, 1, generator=Generator().manual_seed(0))
+    return 5 + 3 * (place[0][:, :, None] ** 2 + place[1][:, None] ** 2 < 6).float()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    pairs = zip(a.state_dict().items(), b.state_dict().items(), strict=True)
+    return all(k == j and torch.equal(v, w) for (k, v), (j, w) in pairs)
+
+
+def test_a_prior_is_trained_saved_and_continued(tmp_path: Path) -> None:
+    x = discs()
+    plan = Plan(epochs=12, batch_size=16, learning_rate=3e-3, average=0.5)
+    prior = train_prior(x, plan, folder=tmp_path / "whole", held=x[:20], **TINY)
+    log = rows(tmp_path / "whole")
+    assert [row["epoch"] for row in log] == list(range(1, 13))
+    assert log[-1]["loss"] < 0.6 * log[0]["loss"]
+    assert log[-1]["held"] < 0.6 * log[0]["held"]
+    assert float(prior.normaliser(x).std(correction=0)) == pytest.approx(1, abs=1e-5)
+    assert not prior.training
+
+    loaded = Prior.load(tmp_path / "whole")
+    assert same(loaded, prior)
+    assert loaded.sde == VPSDE()
+    z, t = torch.randn(3, 10, 10), torch.rand(3)
+    assert torch.equal(loaded(z, t), prior(z, t))
+
+    part = tmp_path / "part"
+    train_prior(x, Plan(5, 16, 3e-3, 0.5), folder=part, **TINY)
+    assert same(train_prior(x, plan, folder=part, **TINY), prior)
+    assert same(train_prior(x, plan, folder=part, **TINY), prior)
+    assert len(rows(part)) == 12
+    for words, other, settings in (
+        ("plan differ", Plan(12, 8, 3e-3, 0.5), TINY),
+        ("settings differ", plan, {"widths": (8, 8)}),
+        ("epochs differ", Plan(6, 16, 3e-3, 0.5), TINY),
+    ):
+        with pytest.raises(VspairError, match=words):
+            train_prior(x, other, folder=part, **settings)
+    with pytest.raises(VspairError, match="data differ"):
+        train_prior(x + 1, plan, folder=part, **TINY)
+    with pytest.raises(VspairError, match="holds a Prior: expected a Regression"):
+        Regression.load(part)
+    (part / "metrics.jsonl").unlink()
+    with pytest.raises(VspairError, match=r"lacks lines of metrics\.jsonl"):
+        train_prior(x, plan, folder=part, **TINY)
+
+
+def test_seeds_and_the_average() -> None:
+    x = discs(16)
+    one = Plan(epochs=1, batch_size=16, learning_rate=1e-2, average=0.0)
+    state = torch.get_rng_state()
+    last = train_prior(x, one, **TINY)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(last, train_prior(x, one, **TINY))
+    assert not same(last, train_prior(x, Plan(1, 16, 1e-2, 0.0, seed=1), **TINY))
+    torch.manual_seed(0)
+    first = Prior((10, 10), **TINY)
+    mean = train_prior(x, Plan(1, 16, 1e-2, 0.9), **TINY)
+    for a, b, c in zip(first.parameters(), last.parameters(), mean.parameters(), strict=True):
+        torch.testing.assert_close(c, 0.1 * a + 0.9 * b)
+    with pytest.raises(VspairError, match=r"average = 1\.0"):
+        Plan(average=1.0)
+
+
+def test_regression_cleans_a_first_reconstruction(tmp_path: Path) -> None:
+    x = discs()
+    noisy = 0.2 * x + 0.3 * torch.randn_like(x)
+    model = train_regression(noisy, x, Plan(40, 20, 1e-2, 0.5), folder=tmp_path, **TINY)
+    with torch.no_grad():
+        error = (model(noisy) - x).square().mean()
+    assert error < 0.2 * x.var()
+    assert same(Regression.load(tmp_path), model)
+    with pytest.raises(VspairError, match="expected the same"):
+        train_regression(noisy[:3], x, PLAN, **TINY)
