@@ -110,6 +110,10 @@ def test_invert_evaluate_and_info(files: Path, tmp_path: Path) -> None:
         ("invert . y.npy --out p.npz", "not a run folder"),
         ("evaluate run --x wide.npy --y y.npy", "as many of each"),
         ("info absent", "not a run folder"),
+        (f"info {300 * 'a'}", "too long"),
+        (f"fit --x x.npy --y y.npy --out {300 * 'a'}", "too long"),
+        (f"fit --x {300 * 'a'}.npy --y y.npy --out new", "too long"),
+        ("fit --x x.npy --y y.npy --out run --resume --preset paper", "keeps its configuration"),
     ],
 )
 def test_mistakes_end_in_one_clear_line(

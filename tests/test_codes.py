@@ -330,3 +330,22 @@ def test_gate_functions(gate: GateName) -> None:
         (slope,) = torch.autograd.grad(value.sum(), g, retain_graph=True)
         saturated = (g > 0) if gate == "exponential" else torch.zeros_like(g, dtype=torch.bool)
         assert torch.equal(slope == 0, saturated)
+
+
+@pytest.mark.parametrize("rho", [0.0, 1.0])
+def test_a_prior_that_is_certain_still_has_a_finite_divergence(rho: float) -> None:
+    code = SpikeSlab.of(torch.zeros(3), torch.zeros(3), torch.tensor([0.0, 0.5, 1.0]))
+    assert code.kl_prior(rho).isfinite().all()
+
+
+@pytest.mark.parametrize("logvar", [-170.0, -100.0, 88.0])
+def test_log_variances_far_out_are_safe_in_float32(logvar: float) -> None:
+    far = Normal(torch.tensor([0.5]), torch.tensor([logvar]))
+    assert torch.equal(far.kl(far), torch.zeros(1))
+    assert far.log_prob(far.mu).isfinite().all()
+
+
+def test_an_absent_factor_has_no_variance_however_wide_its_slab() -> None:
+    wide = SpikeSlab.of(torch.ones(1), torch.tensor([100.0]), torch.zeros(1))
+    assert wide.variance.isfinite().all()
+    assert wide.kl_slab().isfinite().all()

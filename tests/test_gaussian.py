@@ -1,10 +1,12 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
+from vspair.codes import SpikeSlab
 from vspair.metrics import gaussian_kl
 from vspair.problems.gaussian import GaussianProblem
 from vspair.studies import gaussian as study
@@ -108,3 +110,30 @@ def test_reproduce_leaves_tables_and_figures(tmp_path: Path) -> None:
     learned = [r for r in summary["rows"] if r["model"] == "vsPAIR"]
     assert {r["preset"] for r in learned} == {"paper", "calibrated"}
     assert all(r["seeds"] == 2 for r in learned)
+
+
+class _Linear:
+    """A posterior whose decoder is a matrix, with two open factors of eight."""
+
+    def __init__(self, columns: Tensor) -> None:
+        omega = torch.tensor([[0.1, 0.9, 0.2, 0.95, 0.0, 0.0, 0.0, 0.0]])
+        self.code = SpikeSlab.of(torch.ones(1, 8), torch.zeros(1, 8), omega)
+        self.matrix = torch.zeros(8, 2, dtype=torch.float64)
+        self.matrix[3], self.matrix[1] = columns.T
+
+    def __len__(self) -> int:
+        return 1
+
+    def decode(self, z: Tensor) -> Tensor:
+        return z.double() @ self.matrix
+
+
+@pytest.mark.parametrize(("turn", "expected"), [(0.0, 1.0), (0.3927, 0.9239), (0.7854, 0.7071)])
+def test_alignment_is_the_cosine_with_the_nearest_eigenvector(
+    problem: GaussianProblem, turn: float, expected: float
+) -> None:
+    vectors = torch.linalg.eigh(problem.covariance).eigenvectors
+    c, s = math.cos(turn), math.sin(turn)
+    columns = vectors @ torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
+    found = study.alignment(problem, _Linear(3 * columns))  # type: ignore[arg-type]
+    assert found == pytest.approx(expected, abs=1e-3)

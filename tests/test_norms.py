@@ -57,6 +57,17 @@ def test_only_the_path_of_an_answer_is_touched() -> None:
     assert momenta == {0.1}
 
 
+def test_what_was_kept_before_does_not_count() -> None:
+    fresh, used = model_of("vsPAIR"), model_of("vsPAIR")
+    with torch.no_grad():
+        for _ in range(3):
+            used.train().x_decoder(used.latent(9 * observations(20)).mean)
+    for model in (fresh, used):
+        refresh_norms(model, observations(40), batch=16)
+    a, b = dict(fresh.named_buffers()), dict(used.named_buffers())
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
 def _config(norms: str) -> Config:
     changes = {"epochs": 2, "batch_size": 16, "norms": norms}
     return configs.override(configs.preset("paper"), {"model": SIZES, "training": changes})

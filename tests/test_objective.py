@@ -94,16 +94,16 @@ def test_loss_is_the_weighted_sum_of_its_terms(
     kind: Kind, gate_prior: Literal["kl", "price"]
 ) -> None:
     c = replace(UNEVEN, gate_prior=gate_prior, rho="closed" if gate_prior == "kl" else "fixed")
-    model, x, y = make(kind, forward_map=True)
+    model, x, y = make(kind, forward_map=kind != "sVAE")
     loss, terms = Objective(c)(model, x, y)
     weights = {
         "x_fit": c.lambda_x, "x_prior": c.lambda_x * c.gamma_x, "gates": c.lambda_x,
         "y_fit": c.lambda_y, "y_prior": c.lambda_y * c.gamma_y, "map": c.lambda_map,
         "binary": c.lambda_map * c.lambda_binary, "forward": c.lambda_forward,
-        "rho": c.lambda_rho,
+        "beta": c.lambda_rho,
     }  # fmt: skip
     torch.testing.assert_close(loss, sum(weights[k] * v for k, v in terms.items()))
-    gated = {"kl": {"rho"}, "price": {"gates"}}[gate_prior] if "s" in kind else set()
+    gated = {"kl": {"beta"}, "price": {"gates"}}[gate_prior] if "s" in kind else set()
     pairs = {"y_fit", "map", "forward"} if kind != "sVAE" else set()
     prior = {"x_prior"} if kind != "PAIR" else set()
     prior |= {"y_prior"} if kind.startswith("v") else set()
@@ -293,14 +293,14 @@ def test_closed_form_of_rho_is_where_its_gradient_vanishes(kind: Kind) -> None:
     )
     torch.testing.assert_close(model.rho, rho)
     beta = torch.distributions.Beta(torch.tensor(c.alpha0), torch.tensor(c.beta0).double())
-    constant = terms["rho"] + beta.log_prob(rho)  # eq. (20) drops what rho does not change
+    constant = terms["beta"] + beta.log_prob(rho)  # eq. (20) drops what rho does not change
     with torch.no_grad():
         model.rho_logit.add_(0.1)
     loss, terms = Objective(c)(model.eval(), x, y)
     (slope,) = torch.autograd.grad(loss, model.rho_logit)
     assert number(slope) > 1e-3
     assert model.rho is not None
-    torch.testing.assert_close(terms["rho"] + beta.log_prob(model.rho), constant)
+    torch.testing.assert_close(terms["beta"] + beta.log_prob(model.rho), constant)
 
 
 @sparse

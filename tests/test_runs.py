@@ -179,3 +179,35 @@ def test_an_impossible_model_is_explained(run: Path) -> None:
     _edit(run / "config.toml", "x_size = 64", "x_size = 100000000000")
     with pytest.raises(VspairError, match="cannot be made"):
         vspair.load(run)
+
+
+@pytest.mark.parametrize("text", ["[1]", '"abc"', "3"])
+def test_describe_survives_notes_of_another_kind(run: Path, text: str) -> None:
+    (run / "versions.json").write_text(text)
+    (run / "metrics.jsonl").write_text('{"epoch": "x"}\n')
+    found = runs.describe(run)
+    assert found["versions"] == {"versions.json": "missing or damaged"}
+    assert found["training"]["epochs"] == "0 of 1"
+
+
+def test_a_folder_in_place_of_the_metrics_is_explained(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.raises(VspairError, match=r"metrics\.jsonl cannot be read"):
+        runs.describe(run)
+
+
+def test_headers_of_another_kind_are_explained(run: Path) -> None:
+    x, y = GaussianProblem.random(0).pairs(32, 2, seed=1)
+    tensors, header = runs.read_tensors(run / "checkpoint.safetensors")
+    runs.write_tensors(run / "checkpoint.safetensors", tensors, header | {"epoch": "x"})
+    with pytest.raises(VspairError, match="cannot be continued from"):
+        vspair.fit(x, y, out=run, resume=True, progress=False)
+    weights, _ = runs.read_tensors(run / "weights.safetensors")
+    runs.write_tensors(run / "weights.safetensors", weights, [1])  # type: ignore[arg-type]
+    with pytest.raises(VspairError, match="damaged"):
+        runs.describe(run)
+
+
+def test_all_files_can_be_read_by_those_who_may_read_one(folder: Path) -> None:
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1

@@ -114,8 +114,9 @@ def fit(
         int, typer.Option(help="Factors to keep open; 0 keeps all worth a price.")
     ] = 0,
     preset: Annotated[
-        Literal["calibrated", "paper"], typer.Option(help="The objective, without --config.")
-    ] = "calibrated",
+        Literal["calibrated", "paper"] | None,
+        typer.Option(help="The objective, without --config: calibrated where not given."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with every setting.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the pairs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a step.")] = None,
@@ -348,6 +349,6 @@ def main() -> None:
     """Run the command line; a user's mistake ends in one line and status 2."""
     try:
         app()
-    except VspairError as error:
+    except (VspairError, OSError) as error:
         typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)

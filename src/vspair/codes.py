@@ -41,7 +41,8 @@ def _randn_like(t: Tensor, generator: Generator | None) -> Tensor:
 def _gaussian_kl(mu: Tensor, logvar: Tensor, mu_p: Tensor, logvar_p: Tensor) -> Tensor:
     """Return KL(N(mu, var) || N(mu_p, var_p)) element by element, with shape (*, l)."""
     ratio = logvar - logvar_p
-    return 0.5 * (ratio.exp() + (mu - mu_p).square() * (-logvar_p).exp() - 1 - ratio)
+    scaled = (mu - mu_p) * (-0.5 * logvar_p).exp()
+    return 0.5 * (ratio.exp() + scaled.square() - 1 - ratio)
 
 
 class Code(ABC):
@@ -158,8 +159,8 @@ class Normal(Code):
         return self.mu + (0.5 * self.logvar).exp() * _randn_like(self.mu, generator)
 
     def log_prob(self, z: Tensor) -> Tensor:  # noqa: D102
-        scaled = (z - self.mu).square() * (-self.logvar).exp()
-        return -0.5 * (scaled + self.logvar + math.log(2 * math.pi))
+        scaled = (z - self.mu) * (-0.5 * self.logvar).exp()
+        return -0.5 * (scaled.square() + self.logvar + math.log(2 * math.pi))
 
     def kl(self, other: Normal) -> Tensor:  # noqa: D102
         return _gaussian_kl(self.mu, self.logvar, other.mu, other.logvar)
@@ -227,7 +228,7 @@ class SpikeSlab(Code):
     @property
     def parametric_variance(self) -> Tensor:
         """The part from how strong a factor is, omega sigma^2, with shape (*, l)."""
-        return self.omega * self.logvar.exp()
+        return (self.log_on + self.logvar).exp()
 
     @property
     def structural_variance(self) -> Tensor:
@@ -267,7 +268,9 @@ class SpikeSlab(Code):
 
     def kl_slab(self) -> Tensor:
         r"""Return the slab's part of the KL to the prior, eq. (9), with shape (*, l)."""
-        return self.omega * self.slab.kl_standard()
+        # Not omega * slab.kl_standard(): a variance that overflows times 0 is not a number.
+        rest = self.omega * (self.mu.square() - 1 - self.logvar)
+        return 0.5 * (self.parametric_variance + rest)
 
     def kl_gate(self, rho_logit: Tensor) -> Tensor:
         r"""Return the gate's part of the KL to a prior that is on with probability rho, eq. (9).

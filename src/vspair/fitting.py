@@ -55,7 +55,7 @@ def suggest(
 
 def _configure(
     config: Config | None,
-    preset: PresetName,
+    preset: PresetName | None,
     active: int,
     x: Tensor,
     y: Tensor,
@@ -68,7 +68,13 @@ def _configure(
             "objective.rho = 'dual' and objective.active in it; the paper's objective has no "
             "number of factors to set, only alpha0 and beta0."
         )
+    if config is not None and preset is not None:
+        raise VspairError(
+            f"preset = {preset!r} and a configuration: give one of them. A configuration names "
+            "its preset in its first line."
+        )
     if config is None:
+        preset = preset or "calibrated"
         config = configs.preset(preset, active)
         fitting = suggest(tuple(x.shape[1:]), tuple(y.shape[1:]), len(x), active)
         if preset == "paper":
@@ -91,7 +97,7 @@ def fit(
     y: Any,
     *,
     active: int = 0,
-    preset: PresetName = "calibrated",
+    preset: PresetName | None = None,
     config: Config | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -105,7 +111,7 @@ def fit(
         x: The unknowns, with shape (N, n), (N, H, W) or (N, C, H, W).
         y: The observations, pair by pair, with a shape of the same kinds.
         active: How many factors should be open on average; 0 keeps those worth a small price.
-        preset: ``calibrated`` or ``paper``, where no config is given.
+        preset: ``calibrated``, which is the default, or ``paper``; not with a config.
         config: Everything in detail; nothing is chosen for you then (see :func:`suggest`).
         out: A folder to save the run in; it must not exist, unless it is resumed.
         resume: Continue the run in ``out`` where it was stopped.
@@ -121,7 +127,8 @@ def fit(
     """
     x, y = as_pairs(x, y)
     if resume:
-        trainer = _resume(x, y, out, pick_device(device), bool(changes or config or active))
+        changed = bool(changes or config or active or preset)
+        trainer = _resume(x, y, out, pick_device(device), changed)
     else:
         config = _configure(config, preset, active, x, y, changes)
         trainer = prepare(x, y, config, out=out, device=pick_device(device))

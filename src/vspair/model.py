@@ -191,6 +191,8 @@ def build(config: ModelConfig, x_shape: Shape, y_shape: Shape) -> InverseModel:
             raise VspairError(
                 f"{name} has shape {shape}: convolutions need images. Use kind = 'mlp'."
             )
+    if config.kind == "sVAE" and config.forward_map:
+        raise VspairError("forward_map = true, but sVAE has no maps: leave it out.")
     x_name, y_name = _FAMILIES[config.kind]
     x_family, y_family = (
         Family(name, size, config.gate, config.temperature, config.logvar_range)

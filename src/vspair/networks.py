@@ -89,7 +89,7 @@ class Upsample(nn.Module):
     the plain way there, with bfloat16 autocast.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         if x.is_cuda or not torch.compiler.is_compiling():
             return F.interpolate(x, scale_factor=2, mode="nearest")
         b, c, h, w = x.shape
@@ -120,6 +120,7 @@ class Grid:
 
     @property
     def channels(self) -> int:
+        """Channels of the image; 1 where its shape names none."""
         return self.shape[0] if len(self.shape) == 3 else 1
 
     @property
@@ -195,6 +196,8 @@ class Encoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
+    """Lifts a latent vector to a coarse image, then doubles it and halves the channels."""
+
     def __init__(self, size: int, shape: tuple[int, ...], config: NetworkConfig) -> None:
         super().__init__()
         self.grid = Grid(shape, config.depth)
@@ -204,18 +207,20 @@ class ConvDecoder(nn.Module):
         blocks = (_decoder_block(i, o) for i, o in pairwise(widths))
         self.layers = nn.Sequential(*blocks, _conv(widths[-1], self.grid.channels, bias=True))
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor) -> Tensor:  # noqa: D102
         return self.grid.crop(self.layers(self.lift(z).unflatten(1, self.coarse)))
 
 
 class MLPDecoder(nn.Module):
+    """Linear layers with layer norm, from a latent vector to data of any shape."""
+
     def __init__(self, size: int, shape: tuple[int, ...], config: NetworkConfig) -> None:
         super().__init__()
         self.shape = shape
         sizes = [size] + [config.width] * (config.depth + 1) + [math.prod(shape)]
         self.layers = mlp(sizes, nn.SiLU)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor) -> Tensor:  # noqa: D102
         return self.layers(z).unflatten(1, self.shape)
 
 

@@ -13,7 +13,7 @@ name        what it is                                               weight
 ``map``     loss of the latent map, eq. (16) or an alternative       lambda_map
 ``binary``  :math:`\sum \hat\omega(1-\hat\omega)` of mapped gates    lambda_map lambda_binary
 ``forward`` loss of the surrogate forward map                        lambda_forward
-``rho``     negative log-density of Beta(alpha0, beta0), eq. (20)    lambda_rho
+``beta``    negative log-density of rho, Beta(alpha0, beta0), (20)   lambda_rho
 =========== ======================================================== =====================
 
 are logged without their weights. The ``paper`` preset is eq. (14) as printed. The
@@ -119,7 +119,7 @@ class Objective:
         else:
             terms = self._single(model, x, y, generator)
         if "x_fit" in terms and model.rho_logit is not None and self.config.gate_prior == "kl":
-            terms["rho"] = self._beta(model.rho_logit)
+            terms["beta"] = self._beta(model.rho_logit)
         values = torch.stack(tuple(terms.values()))
         return values.dot(self._weights(stage, tuple(terms), values)), terms
 
@@ -145,7 +145,7 @@ class Objective:
             "map": c.lambda_map,
             "binary": c.lambda_map * c.lambda_binary,
             "forward": c.lambda_forward,
-            "rho": c.lambda_rho,
+            "beta": c.lambda_rho,
         }
 
     def _single(

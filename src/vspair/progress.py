@@ -8,7 +8,11 @@ from typing import Any, Self
 
 __all__ = ["Progress"]
 
-_SHOWN = ("loss", "x_fit", "y_fit", "map", "val_score", "active")
+_SHOWN = (
+    "loss", "val_score", "active", "x_fit", "map", "y_fit", "x_prior", "y_prior", "gates", "beta",
+    "binary", "forward",
+)  # fmt: skip
+"""What is shown of an epoch, as much of it as the terminal is wide."""
 
 
 class Progress:

@@ -80,7 +80,10 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside its place, then move it there; on failure leave the old one alone."""
     part = path.with_name(f".{path.name}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode
         write(part)
+        part.chmod(mode)  # safetensors makes files for their owner alone
         with part.open("rb") as handle:
             os.fsync(handle.fileno())
         part.replace(path)
@@ -126,9 +129,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             header = json.loads((file.metadata() or {}).get("vspair", "{}"))
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a table")
     except FileNotFoundError:
         raise VspairError(f"There is no file {path}.") from None
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise VspairError(f"{path} is damaged: {error}. Restore it or train again.") from None
     return tensors, header
 
@@ -302,13 +307,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a file of JSON lines; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise VspairError(f"{path} cannot be read: {error}.") from None
     rows: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines():
+    for line in lines:
         try:
             row = json.loads(line)
         except ValueError:
             break
-        if not isinstance(row, dict) or "epoch" not in row:
+        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
             break
         rows.append(row)
     return rows
@@ -352,6 +361,8 @@ def describe(path: str | Path) -> dict[str, dict[str, Any]]:
     try:
         kept = json.loads((run.path / "versions.json").read_bytes())
     except (OSError, ValueError):
+        kept = None
+    if not isinstance(kept, dict):
         kept = {"versions.json": "missing or damaged"}
     sections: dict[str, dict[str, Any]] = {
         "model": sizes,

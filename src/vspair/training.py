@@ -263,18 +263,25 @@ class Trainer:
     def _row(self, stage: Stage, seconds: float) -> dict[str, Any]:
         row: dict[str, Any] = {"epoch": self.state.epoch, "stage": stage}
         means = (self.sums[: len(self.names)] / self.steps).tolist()
-        if not all(map(math.isfinite, means)):
-            raise VspairError(
-                f"The loss is {means[0]} in epoch {self.state.epoch}: training has diverged. "
-                "Lower the learning rate, or set training.clip. The last checkpoint is older."
-            )
         row |= dict(zip(self.names, means, strict=True))
         with eagerly() if self.config.training.compile else nullcontext():
             row |= self.validate()
+        self._expect_finite(row)
         if self.model.rho_logit is not None:
             row["rho"] = float(torch.sigmoid(self.model.rho_logit.detach()))
         row["width"] = float(self.model.log_width.detach().exp())
         return row | {"rate": self.rate, "seconds": round(seconds, 3)}
+
+    def _expect_finite(self, row: dict[str, Any]) -> None:
+        """Stop before anything is saved that is not a number."""
+        largest = torch.stack([p.detach().abs().amax() for p in self.parameters])
+        sick = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
+        if sick or not bool(largest.isfinite().all()):
+            what = f"{sick[0]} is {row[sick[0]]}" if sick else "A weight is not finite"
+            raise VspairError(
+                f"{what} in epoch {self.state.epoch}: training has diverged. Lower the learning "
+                "rate, or set training.clip. Nothing of this epoch was saved."
+            )
 
     def _judge(self, row: dict[str, Any], progress: float) -> None:
         """Remember the best epoch among those whose schedules have ended."""
@@ -415,6 +422,8 @@ class Trainer:
         try:
             self.names, self.rate = header.pop("names"), header.pop("rate")
             self.state = _State(**header)
+            if not all(isinstance(v, int | float) for v in asdict(self.state).values()):
+                raise TypeError("its header holds words for numbers")
             self.sums.copy_(tensors["sums"])
             self.generator.set_state(tensors["generator"])
             self._restore_moments(groups.get("adam", {}))
