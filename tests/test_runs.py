@@ -211,3 +211,12 @@ def test_headers_of_another_kind_are_explained(run: Path) -> None:
 
 def test_all_files_can_be_read_by_those_who_may_read_one(folder: Path) -> None:
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
+
+
+def test_the_commit_can_be_given_where_there_is_no_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs.commit.cache_clear()
+    monkeypatch.setenv("VSPAIR_COMMIT", "abc123")
+    assert runs.commit() == runs.versions()["commit"] == "abc123"
+    runs.commit.cache_clear()

@@ -15,6 +15,7 @@ leaves the earlier one whole.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -138,10 +139,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
+@functools.cache
 def commit() -> str:
     """Return the commit of the source that is running, or ``unknown`` outside a checkout.
 
     ``VSPAIR_COMMIT`` says it where the source was exported from a checkout, to a cluster say.
+    Asked for once: a study that writes its results into the checkout does not become dirty by it.
     """
     if given := os.environ.get("VSPAIR_COMMIT"):
         return given
