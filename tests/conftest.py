@@ -7,6 +7,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from vspair import config as configs
+from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
+from vspair.studies import mnist
+
 # The same examples in every run, and no time limit for an example on a busy machine.
 settings.register_profile("vspair", deadline=None, derandomize=True, database=None)
 settings.load_profile("vspair")
@@ -32,3 +36,23 @@ def guard() -> Iterator[None]:
     for (_, put), value in zip(_GLOBAL_STATE, before, strict=True):
         put(value)
     assert after == before, "dtype, grad mode, deterministic flag or threads changed"
+
+
+@pytest.fixture(scope="session")
+def digits() -> InpaintingData:
+    """Made digits with deleted squares: 80 training and 16 test pairs."""
+    return mnist_pairs(toy_digits(96, seed=0), seed=0, train=80)
+
+
+@pytest.fixture
+def small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MNIST study's configurations with few latent dimensions and narrow networks."""
+    plain = mnist.shipped
+
+    def shipped(name: str) -> configs.Config:
+        network = {"kind": "conv", "width": 4, "depth": 2}
+        sizes = {"x_size": 24, "y_size": 8, "x_network": network, "y_network": network}
+        few = {"active": 6} if name == "calibrated" else {}
+        return configs.override(plain(name), {"model": sizes, "objective": few})
+
+    monkeypatch.setattr(mnist, "shipped", shipped)

@@ -2,6 +2,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -90,7 +91,6 @@ def test_one_pair_that_varies_within_is_not_constant() -> None:
 
 
 def test_load_array_reads_each_format(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     np.save(tmp_path / "a.npy", GOOD)
     np.savez(tmp_path / "a.npz", x=GOOD, y=2 * GOOD)
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -101,7 +101,6 @@ def test_load_array_reads_each_format(tmp_path: Path) -> None:
 
 
 def test_load_array_reads_nested_hdf5(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     path = tmp_path / "g.h5"
     with h5py.File(path, "w") as file:
         file["grp/x"] = GOOD
@@ -138,7 +137,6 @@ def test_damaged_archives_are_refused(save: Any, tmp_path: Path) -> None:
 
 
 def test_files_with_changed_bytes_are_read_or_refused(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
     np.save(tmp_path / "a.npy", GOOD)
     np.savez_compressed(tmp_path / "a.npz", x=GOOD)
     with h5py.File(tmp_path / "a.h5", "w") as file:

@@ -6,27 +6,9 @@ from typing import Any
 
 import pytest
 
-from vspair import config as configs
-from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
+from vspair.problems.inpainting import InpaintingData
 from vspair.studies import mnist as study
 from vspair.studies import mnist_readings as readings
-
-
-@pytest.fixture(scope="module")
-def data() -> InpaintingData:
-    return mnist_pairs(toy_digits(96, seed=0), seed=0, train=80)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = study.shipped
-
-    def shipped(name: str) -> configs.Config:
-        network = {"kind": "conv", "width": 4, "depth": 2}
-        sizes = {"x_size": 24, "y_size": 8, "x_network": network, "y_network": network}
-        return configs.override(plain(name), {"model": sizes})
-
-    monkeypatch.setattr(study, "shipped", shipped)
 
 
 def test_all_readings_are_different_trainings() -> None:
@@ -39,14 +21,14 @@ def test_every_shipped_configuration_is_one_of_the_readings() -> None:
     assert all(study.shipped(name) in tried for name in study.NAMES)
 
 
-@pytest.mark.usefixtures("small")
-def test_rows_are_added_and_replaced(data: InpaintingData, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("small_mnist")
+def test_rows_are_added_and_replaced(digits: InpaintingData, tmp_path: Path) -> None:
     names = ["PAIR: map fitted by codes", "sVAE"]
     more: dict[str, Any] = {"folder": tmp_path / "runs", "device": "cpu", "epochs": 1}
-    assert readings.compare(data, tmp_path, names=names[:1], minutes=1e-9, **more) is None
-    text = readings.compare(data, tmp_path, names=names[:1], **more)
+    assert readings.compare(digits, tmp_path, names=names[:1], minutes=1e-9, **more) is None
+    text = readings.compare(digits, tmp_path, names=names[:1], **more)
     assert text is not None
-    text = readings.compare(data, tmp_path, names=names, **more)
+    text = readings.compare(digits, tmp_path, names=names, **more)
     assert text is not None
     rows = json.loads((tmp_path / "readings.json").read_text())
     assert [r["reading"] for r in rows] == ["sVAE", "PAIR: map fitted by codes"]

@@ -7,28 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from vspair import config as configs
-from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
+from vspair.problems.inpainting import InpaintingData
 from vspair.studies import mnist as study
-
-
-@pytest.fixture(scope="module")
-def data() -> InpaintingData:
-    return mnist_pairs(toy_digits(96, seed=0), seed=0, train=80)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The study's configurations with few latent dimensions and narrow networks."""
-    plain = study.shipped
-
-    def shipped(name: str) -> configs.Config:
-        network = {"kind": "conv", "width": 4, "depth": 2}
-        sizes = {"x_size": 24, "y_size": 8, "x_network": network, "y_network": network}
-        few = {"active": 6} if name == "calibrated" else {}
-        return configs.override(plain(name), {"model": sizes, "objective": few})
-
-    monkeypatch.setattr(study, "shipped", shipped)
 
 
 @pytest.mark.parametrize("name", study.NAMES)
@@ -41,9 +21,9 @@ def test_configurations_are_the_papers(name: str) -> None:
         assert c.model.gate == "exponential"
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_mnist")
 def test_it_stops_in_time_continues_and_writes_tables(
-    data: InpaintingData, tmp_path: Path
+    digits: InpaintingData, tmp_path: Path
 ) -> None:
     arguments: dict[str, Any] = {
         "folder": tmp_path / "runs",
@@ -51,8 +31,8 @@ def test_it_stops_in_time_continues_and_writes_tables(
         "epochs": 2,
         "command": "test",
     }
-    assert study.reproduce(data, tmp_path / "out", minutes=1e-9, **arguments) is None
-    text = study.reproduce(data, tmp_path / "out", **arguments)
+    assert study.reproduce(digits, tmp_path / "out", minutes=1e-9, **arguments) is None
+    text = study.reproduce(digits, tmp_path / "out", **arguments)
     assert text is not None
     assert "paper 0.0762" in text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -61,15 +41,15 @@ def test_it_stops_in_time_continues_and_writes_tables(
     assert summary["scale"]["paper_scale"] is False
 
 
-@pytest.mark.usefixtures("small")
-def test_measures_are_those_of_the_samples(data: InpaintingData, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("small_mnist")
+def test_measures_are_those_of_the_samples(digits: InpaintingData, tmp_path: Path) -> None:
     job = study.Job("vsPAIR", study.shipped("vsPAIR"))
-    assert study.train([job], data, tmp_path, device="cpu", epochs=1)
+    assert study.train([job], digits, tmp_path, device="cpu", epochs=1)
     model = study.load(job, tmp_path, "cpu")
-    row, images = study.measure(model, data, chunk=5)
-    assert len(images["mse"]) == len(data.x_test)
-    post = model.posterior(data.y_test)
-    again = (post.mean(2000) - data.x_test).square().mean()
+    row, images = study.measure(model, digits, chunk=5)
+    assert len(images["mse"]) == len(digits.x_test)
+    post = model.posterior(digits.y_test)
+    again = (post.mean(2000) - digits.x_test).square().mean()
     assert row["mse30"] == pytest.approx(float(again), rel=0.1)
     assert row["nnz"] == pytest.approx(float(post.parameters()["omega"].sum(-1).mean()), rel=0.2)
     assert row["parameters"] == model.n_parameters

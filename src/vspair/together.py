@@ -9,10 +9,15 @@ import torch
 from vspair.errors import VspairError
 from vspair.training import Trainer
 
-__all__ = ["train_together"]
+__all__ = ["in_time", "train_together"]
 
 MOST_LANES = 16
 """Trainings side by side; torch has 32 streams, and two graphs must never share one."""
+
+
+def in_time(minutes: float) -> float | None:
+    """Return the time of ``time.monotonic`` that is so many minutes away; none for 0."""
+    return time.monotonic() + 60 * minutes if minutes else None
 
 
 def train_together(trainers: list[Trainer], deadline: float | None = None) -> bool:

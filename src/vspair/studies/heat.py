@@ -27,9 +27,8 @@ from vspair.fitting import prepare, resumed
 from vspair.problems.heat import PAPER_TEST, PAPER_TRAIN, HeatPairs, HeatProblem
 from vspair.studies.heat_figures import illustrate, numbers
 from vspair.studies.heat_measures import FLOORS, floors, measure
-from vspair.studies.mnist import in_time
 from vspair.studies.results import Row, markdown, write_summary
-from vspair.together import MOST_LANES, train_together
+from vspair.together import MOST_LANES, in_time, train_together
 from vspair.training import Trainer
 
 __all__ = ["PROBLEM", "SMOKE", "Job", "Scale", "draw", "plan", "reproduce", "train"]

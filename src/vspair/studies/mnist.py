@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from vspair.posterior import Posterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem, floors
 from vspair.studies.mnist_figures import illustrate, scattered
 from vspair.studies.results import Row, markdown, write_summary
-from vspair.together import train_together
+from vspair.together import in_time, train_together
 from vspair.training import Trainer
 from vspair.uncertainty import (
     always_active,
@@ -301,11 +300,6 @@ def load(job: Job, folder: Path, device: str) -> InverseModel:
     if not path.exists():
         raise VspairError(f"There is no run {path}: train it first.")
     return runs.load(path, device)
-
-
-def in_time(minutes: float) -> float | None:
-    """Return the time of ``time.monotonic`` that is so many minutes away; none for 0."""
-    return time.monotonic() + 60 * minutes if minutes else None
 
 
 def reproduce(

@@ -16,7 +16,7 @@ from vspair import config as configs
 from vspair import runs
 from vspair.problems.inpainting import InpaintingData
 from vspair.studies import mnist as study
-from vspair.together import MOST_LANES
+from vspair.together import MOST_LANES, in_time
 
 __all__ = ["READINGS", "compare", "table"]
 
@@ -104,7 +104,7 @@ def compare(
     names = names or list(READINGS)[:MOST_LANES]
     runs.make_folder(out)
     work = jobs(names)
-    deadline = study.in_time(minutes)
+    deadline = in_time(minutes)
     where: dict[str, Any] = {"device": device, "fast": True, "epochs": epochs}
     if not study.train(work, data, folder, deadline=deadline, **where):
         return None
