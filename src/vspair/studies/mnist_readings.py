@@ -31,6 +31,8 @@ READINGS: dict[str, tuple[str, Changes]] = {
     "vsPAIR: sigma": _vspair("sigma"),
     "vsPAIR: variance": _vspair("variance"),
     "vsPAIR: log variance": _vspair("logvar"),
+    "vsPAIR: sigma, no binary penalty": _vspair("sigma", lambda_binary=0.0),
+    "vsPAIR: variance, no binary penalty": _vspair("variance", lambda_binary=0.0),
     "vsPAIR: sigma, rho closed": _vspair("sigma", "closed"),
     "vsPAIR: variance, rho closed": _vspair("variance", "closed"),
     "vsPAIR: log variance, rho closed": _vspair("logvar", "closed"),
