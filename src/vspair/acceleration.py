@@ -62,11 +62,12 @@ def precision(device: torch.device, name: Precision) -> AbstractContextManager[o
 
 
 class Captured:
-    """Replays a training step as a CUDA graph; one graph for each stage.
+    """Replays a training step as a CUDA graph; one graph for each stage and size of batch.
 
     Arguments:
         step: Does one step on a batch of indices; it must not wait for the device.
-        size: The batch size that is captured; others run plainly.
+        size: The size of a whole batch; for others, such as an epoch's last, compiled networks
+            run as they are written.
         generator: Draws the step's noise.
         state: Returns every tensor that a step changes in place.
     """
@@ -79,8 +80,7 @@ class Captured:
         state: Callable[[], list[Tensor]],
     ) -> None:
         self.step, self.size, self.generator, self.state = step, size, generator, state
-        self.graphs: dict[Stage, torch.cuda.CUDAGraph] = {}
-        self.batch = torch.zeros(size, dtype=torch.long, device=generator.device)
+        self.graphs: dict[tuple[Stage, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         # Matrix products captured on one stream share a workspace, and graphs that share it must
         # not run side by side: each training is captured on the stream that it runs on.
         current = torch.cuda.current_stream(generator.device)
@@ -89,31 +89,31 @@ class Captured:
 
     def __call__(self, batch: Tensor, stage: Stage) -> None:
         """Do one step."""
-        if len(batch) != self.size:
-            with eagerly():
-                self.step(batch, stage)
-            return
-        self.batch.copy_(batch)
-        if stage not in self.graphs:
-            self._capture(stage)
-        self.graphs[stage].replay()
+        key = stage, len(batch)
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(batch, stage)
+        graph, indices = self.graphs[key]
+        indices.copy_(batch)
+        graph.replay()
 
-    def _capture(self, stage: Stage) -> None:
-        """Record a step, leaving weights, moments and noise as they were."""
-        noise = self.generator.get_state()
+    def _capture(self, batch: Tensor, stage: Stage) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Record a step and where it reads its batch, leaving weights, moments and noise alone."""
+        indices, noise = batch.to(self.generator.device, copy=True), self.generator.get_state()
         before = [(t, t.detach().clone()) for t in self.state()]
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            for _ in range(3):
-                self.step(self.batch, stage)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        way = nullcontext() if len(batch) == self.size else eagerly()
+        with way:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                for _ in range(3):
+                    self.step(indices, stage)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self._restore(before, noise)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.generator)
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.step(indices, stage)
         self._restore(before, noise)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, stream=self.stream):
-            self.step(self.batch, stage)
-        self._restore(before, noise)
-        self.graphs[stage] = graph
+        return graph, indices
 
     def _restore(self, before: list[tuple[Tensor, Tensor]], noise: Tensor) -> None:
         """Put back what was there; what came into being meanwhile starts from zero."""

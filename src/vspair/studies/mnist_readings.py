@@ -40,6 +40,7 @@ READINGS: dict[str, tuple[str, Changes]] = {
     "vsPAIR: sigma, rho closed, with 1/2": _vspair("sigma", "closed", half=True),
     "vsPAIR: sigma, rho closed, targets detached": _vspair("sigma", "closed", target="detached"),
     "vPAIR: sigma": ("vPAIR", {"objective": {"sigma": "sigma"}}),
+    "vPAIR: variance": ("vPAIR", {"objective": {"sigma": "variance"}}),
     "vPAIR: log variance": ("vPAIR", {"objective": {"sigma": "logvar"}}),
     "sVAE": ("sVAE", {"objective": {"rho": "gradient"}}),
     "sVAE: rho closed": ("sVAE", {"objective": {"rho": "closed"}}),
