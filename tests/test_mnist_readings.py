@@ -8,6 +8,7 @@ import pytest
 
 from vspair.problems.inpainting import InpaintingData
 from vspair.studies import mnist as study
+from vspair.studies import mnist_perturbations as perturbations
 from vspair.studies import mnist_readings as readings
 
 
@@ -41,3 +42,28 @@ def test_rows_are_added_and_replaced(digits: InpaintingData, tmp_path: Path) -> 
 
 def test_the_papers_values_close_the_table() -> None:
     assert readings.table([]).splitlines()[-1].startswith("| paper: vsPAIR | 100 | 39 | 0.0762 |")
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_perturbations_of_trained_models_are_compared(
+    digits: InpaintingData, tmp_path: Path
+) -> None:
+    names, runs = ("vPAIR", "sVAE"), tmp_path / "runs"
+    jobs = [study.Job(name, study.shipped(name)) for name in names]
+    study.train(jobs, digits, runs, device="cpu", epochs=1)
+    text = perturbations.compare(digits, tmp_path / "out", folder=runs, device="cpu", images=8)
+    saved = json.loads((tmp_path / "out" / "perturbations.json").read_text())
+    tried = len(perturbations.BASES) * len(perturbations.FACTORS)
+    assert [row["model"] for row in saved["rows"]] == [n for n in names for _ in range(tried)]
+    assert saved["images"] == 8
+    assert text.count("\n| ") == 1 + len(saved["rows"]) + len(names)
+    # Among all factors, the best ratio is at least that of the ones that are always active.
+    for row in saved["rows"]:
+        if row["model"] == "vPAIR":
+            assert row["localization_median_any"] == row["localization_median_stable"]
+    moved = [
+        row["localization_corrupted_mse_any"]
+        for row in saved["rows"]
+        if row["model"] == "vPAIR" and row["base"] == "mean"
+    ]
+    assert moved == sorted(moved)

@@ -82,7 +82,7 @@ def numbers(
         shared: The test images that every model is shown on, indices of shape (S,). The middle
             one is that whose factors are perturbed.
         samples: Samples that means and variances are taken over.
-        factor: The perturbation of localised factors, that ``images`` was measured with.
+        factor: How far localised factors are moved to show what they change.
     """
     point = model.config.kind == "PAIR"
     error = images["mse" if point else "mse30"]
