@@ -226,7 +226,8 @@ FIGURES: dict[str, tuple[Draw, str, str]] = {
         draw_localised,
         "localised_change",
         "The dimension of highest localisation ratio (*: not consistently active, where none "
-        "is), perturbed by +400 % of its value in the mean code; the corrupted region outlined.",
+        "is), perturbed by +400 % of its value in the mean code; the corrupted region outlined. "
+        "The ratio is the table's.",
     ),
     "localised_walks": (
         draw_localised_walks,

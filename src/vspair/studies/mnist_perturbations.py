@@ -23,7 +23,7 @@ from vspair.uncertainty import always_active, best_localised, draw_active, local
 __all__ = ["BASES", "FACTORS", "compare", "measure"]
 
 BASES = ("mean", "sample")
-FACTORS = (0.25, 0.5, 0.75, 1.0, 2.0, 4.0)
+FACTORS = (0.25, 0.5, 0.75, 1.0, 4.0)
 COLUMNS = {
     "localization_median_stable": "median ratio, always active",
     "localization_corrupted_mse_stable": "corrupted MSE, always active",
