@@ -288,6 +288,8 @@ def _checks(model: InverseModel, data: InpaintingData) -> dict[str, float]:
         code = model.x_encoder(model.x_normaliser(x))
         again = model.x_normaliser.inverse(model.x_decoder(code.mean))
         seen["mse_autoencoder"] = float((again - x).square().mean())
+        if isinstance(code, SpikeSlab):
+            seen["nnz_encoder"] = float(code.omega.sum(-1).mean())
     kept = {k: v.clone() for k, v in model.state_dict().items()}
     model.train()
     codes = [model.latent(model.y_normaliser(part)) for part in y.split(64)]
