@@ -43,6 +43,7 @@ def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @devices
 @pytest.mark.usefixtures("exact_convolutions")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("kind", ["PAIR", "sVAE", "vsPAIR"])
 def test_fast_training_gives_the_plain_weights(kind: str, device: str) -> None:
     """Compiled networks, and on a GPU captured steps: five steps and a smaller last batch."""

@@ -227,6 +227,17 @@ def test_the_second_stage_leaves_batch_norm_alone() -> None:
     assert same(seen[0], seen[1])
 
 
+def test_held_out_pairs_are_looked_at_every_so_many_epochs_and_at_the_end() -> None:
+    seldom, always = (
+        _trainer(config(epochs=5, validate_every=n, keep="last"), *pairs()) for n in (2, 1)
+    )
+    rows, every = seldom.train(show=False), always.train(show=False)
+    assert [r["epoch"] for r in rows if "val_score" in r] == [2, 4, 5]
+    for row, other in zip(rows, every, strict=True):
+        assert {k: v for k, v in row.items() if k != "seconds"}.items() <= other.items()
+    assert same(seldom.model.state_dict(), always.model.state_dict())
+
+
 def test_patience_begins_anew_with_every_improvement(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([3.0, 4.0, 2.0, 4.0, 1.0, 4.0, 4.0, 4.0])
     monkeypatch.setattr(Trainer, "validate", lambda _: {"val_score": next(scores)})

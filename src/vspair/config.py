@@ -153,7 +153,8 @@ class TrainingConfig:
             trains the map alone.
         validation: The share of the pairs that is held out.
         keep: Whether the run's weights are the ``best`` on the held-out pairs or the ``last``.
-        patience: Stop after this many epochs without improvement; 0 never stops early.
+        validate_every: Epochs from one look at the held-out pairs to the next.
+        patience: Stop after this many such looks without improvement; 0 never stops early.
         clip: The largest norm of the gradient; 0 leaves it alone.
         augment: ``shift`` moves each pair of images around by a random number of pixels in every
             step, which suits periodic problems that treat every place alike.
@@ -174,6 +175,7 @@ class TrainingConfig:
     first_stage: float = 0.6
     validation: float = 0.1
     keep: Literal["best", "last"] = "last"
+    validate_every: int = 1
     patience: int = 0
     clip: float = 0.0
     augment: Literal["none", "shift"] = "none"
@@ -195,7 +197,7 @@ class Config:
 
 _POSITIVE = {
     "x_size", "y_size", "depth", "width", "temperature", "epochs", "batch_size", "learning_rate",
-    "alpha0", "beta0", "price", "width_start", "width_end",
+    "alpha0", "beta0", "price", "width_start", "width_end", "validate_every",
 }  # fmt: skip
 _SHARE = {"validation", "first_stage", "anneal"}
 

@@ -252,7 +252,8 @@ class Trainer:
         drawn = [self.model.x_decoder(code.rsample(noise)) for _ in range(4)]
         row = {"val_loss": loss, **{f"val_{k}": v for k, v in terms.items()}}
         row["val_score"] = energy_score(torch.stack(drawn), x).mean()
-        return {k: float(v) for k, v in row.items()} | self._active(code)
+        values = torch.stack(list(row.values())).tolist()
+        return dict(zip(row, values, strict=True)) | self._active(code)
 
     def _active(self, code: Code) -> dict[str, float]:
         """Return how many gates are more open than not, on average; nothing without gates."""
@@ -264,8 +265,10 @@ class Trainer:
         row: dict[str, Any] = {"epoch": self.state.epoch, "stage": stage}
         means = (self.sums[: len(self.names)] / self.steps).tolist()
         row |= dict(zip(self.names, means, strict=True))
-        with eagerly() if self.config.training.compile else nullcontext():
-            row |= self.validate()
+        t = self.config.training
+        if self.state.epoch % t.validate_every == 0 or self.state.epoch == t.epochs:
+            with eagerly() if t.compile else nullcontext():
+                row |= self.validate()
         self._expect_finite(row)
         if self.model.rho_logit is not None:
             row["rho"] = float(torch.sigmoid(self.model.rho_logit.detach()))
@@ -274,7 +277,7 @@ class Trainer:
 
     def _expect_finite(self, row: dict[str, Any]) -> None:
         """Stop before anything is saved that is not a number."""
-        largest = torch.stack([p.detach().abs().amax() for p in self.parameters])
+        largest = torch.stack(torch._foreach_norm([p.detach() for p in self.parameters], math.inf))
         sick = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
         if sick or not bool(largest.isfinite().all()):
             what = f"{sick[0]} is {row[sick[0]]}" if sick else "A weight is not finite"
