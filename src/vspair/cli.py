@@ -274,10 +274,14 @@ def mnist(
     runs: Annotated[Path, typer.Option(help="Where to keep the trainings.")] = Path("runs/mnist"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of both vsPAIR presets.")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
+    test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
     minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
     device: Device = "auto",
     readings: Annotated[
         bool, typer.Option("--readings", help="Compare readings of what the paper leaves open.")
+    ] = False,
+    perturbations: Annotated[
+        bool, typer.Option("--perturbations", help="Compare perturbations of trained models.")
     ] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, one epoch.")] = False,
     draw: Draw = False,
@@ -287,7 +291,8 @@ def mnist(
     from vspair.problems.mnist import load_mnist
     from vspair.studies.mnist import NAMES, reproduce
     from vspair.studies.mnist_figures import redraw
-    from vspair.studies.mnist_readings import compare
+    from vspair.studies.mnist_perturbations import compare as perturb
+    from vspair.studies.mnist_readings import compare, some_tests
 
     if draw:
         _drew(redraw(out))
@@ -295,7 +300,10 @@ def mnist(
     if smoke:
         data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, train=80), 1
     else:
-        data = mnist_pairs(load_mnist(data_dir).train_images, seed=0)
+        data = some_tests(mnist_pairs(load_mnist(data_dir).train_images, seed=0), test)
+    if perturbations:
+        _say(perturb(data, out, folder=runs, device=device))
+        return
     if readings:
         text = compare(data, out, folder=runs, device=device, epochs=epochs or 14, minutes=minutes)
         _say(text or "Stopped in time. The same command continues.")
@@ -303,6 +311,7 @@ def mnist(
     counts = {name: seeds if NAMES[name][0] == "vsPAIR" else 1 for name in NAMES}
     command = f"vspair reproduce mnist --seeds {seeds}"
     command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
+    command += f" --test {test}" if test < 6000 and not smoke else ""
     text = reproduce(
         data, out, folder=runs, seeds=counts, device=device, epochs=epochs, minutes=minutes,
         command=command,

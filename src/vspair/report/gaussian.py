@@ -18,9 +18,8 @@ WALKS = (PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4])
 
 def _legend(axes: Any, **more: Any) -> None:
     """Add a legend on a white ground, so that points behind it do not disturb."""
-    axes.legend(
-        fontsize=8, title_fontsize=8, loc="upper left", edgecolor="none", framealpha=0.85, **more
-    )
+    plain = {"fontsize": 8, "title_fontsize": 8, "edgecolor": "none", "framealpha": 0.85}
+    axes.legend(**{"loc": "upper left", **plain, **more})
 
 
 def _ellipse(mean: Any, covariance: Any, deviations: float = 2.0) -> Any:
@@ -55,7 +54,7 @@ def _halves(height: float, numbers: Numbers) -> tuple[Any, list[tuple[Any, dict[
 
 def draw_samples(numbers: Numbers, path: Path) -> None:
     """Draw exact and learned samples, the two-deviation ellipse and the gates, for each preset."""
-    figure, halves = _halves(4.4, numbers)
+    figure, halves = _halves(4.7, numbers)
     for half, part in halves:
         axes = half.subplots(2, 3, height_ratios=(3, 1))
         for b in range(3):
@@ -88,13 +87,13 @@ def _gates(axes: Any, omega: Any) -> None:
 
 def draw_traversal(numbers: Numbers, path: Path) -> None:
     """Draw how x moves along the four likeliest dimensions, over the eigenvectors."""
-    figure, halves = _halves(3.7, numbers)
+    figure, halves = _halves(4.7, numbers)
     for half, part in halves:
         axes = half.subplots(1, 3)
         for b in range(3):
             _walk(axes[b], numbers, part, b)
         axes[0].set_ylabel("$x_2$")
-    figure.savefig(path)
+    figure.savefig(path, bbox_inches="tight")
 
 
 def _walk(axes: Any, numbers: Numbers, part: dict[str, Any], b: int) -> None:
@@ -108,5 +107,7 @@ def _walk(axes: Any, numbers: Numbers, part: dict[str, Any], b: int) -> None:
         axes.plot(*walk.T, ".", markersize=4, color=colour, label=label)
     axes.set_title(f"observation {b + 1}")
     axes.set_xlabel("$x_1$")
-    _legend(axes, title="dimension")
+    # Below the axes: inside, it would cover points for some operator.
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": 2}
+    _legend(axes, title="dimension", columnspacing=1.0, **below)
     _frame(axes, numbers, b)

@@ -355,7 +355,7 @@ def reproduce(
         "epochs": epochs or {job.name: job.config.training.epochs for job in jobs},
         "train": len(data.x_train),
         "test": len(data.x_test),
-        "paper_scale": not epochs and len(data.x_train) == 54000,
+        "paper_scale": not epochs and (len(data.x_train), len(data.x_test)) == (54000, 6000),
     }
     write_summary(out / "summary.json", "mnist", command, scale, rows, device)
     each = {job.label: row for job, row in measured}
