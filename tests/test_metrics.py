@@ -14,6 +14,8 @@ from vspair.metrics import (
     gaussian_kl,
     gaussian_w2,
     pearson,
+    psnr,
+    ssim,
 )
 
 
@@ -107,3 +109,54 @@ def test_central_interval_refuses_a_level_that_is_no_probability(level: float) -
 def test_pearson_equals_torch() -> None:
     a, b = torch.randn(2, 50, dtype=torch.float64)
     assert torch.allclose(pearson(a, b), torch.corrcoef(torch.stack((a, b)))[0, 1])
+
+
+def test_psnr_by_hand() -> None:
+    x = torch.rand(3, 5, 4)
+    estimate = x + torch.tensor([0.1, 0.2, 0.5]).reshape(3, 1, 1)
+    spans = x.flatten(1).amax(1) - x.flatten(1).amin(1)
+    expected = [20 * math.log10(float(s) / e) for s, e in zip(spans, (0.1, 0.2, 0.5), strict=True)]
+    assert psnr(estimate, x).tolist() == pytest.approx(expected, rel=1e-5)
+    assert psnr(estimate, x, span=1.0).tolist() == pytest.approx([20.0, 13.9794, 6.0206], rel=1e-5)
+
+
+def naive_ssim(a: Tensor, b: Tensor, span: float, window: int) -> float:
+    """Wang's formula, window by window, in float64."""
+    one, two, values = (0.01 * span) ** 2, (0.03 * span) ** 2, []
+    for i in range(a.shape[0] - window + 1):
+        for j in range(a.shape[1] - window + 1):
+            p, q = (t[i : i + window, j : j + window].double().flatten() for t in (a, b))
+            cov = torch.cov(torch.stack((p, q)))
+            top = (2 * p.mean() * q.mean() + one) * (2 * cov[0, 1] + two)
+            bottom = p.mean() ** 2 + q.mean() ** 2 + one
+            values.append(float(top / (bottom * (cov[0, 0] + cov[1, 1] + two))))
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("window", [3, 7])
+def test_ssim_equals_windows_one_by_one(window: int, offset: float) -> None:
+    x = torch.rand(2, 12, 9, dtype=torch.float64) + offset
+    estimate = x + 0.3 * torch.randn(2, 12, 9, dtype=torch.float64)
+    spans = x.flatten(1).amax(1) - x.flatten(1).amin(1)
+    for span in (None, 2.0):
+        expected = [
+            naive_ssim(estimate[i], x[i], span or float(spans[i]), window) for i in range(2)
+        ]
+        assert ssim(estimate, x, span, window).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_ssim_of_the_truth_is_one_and_falls_with_noise() -> None:
+    x = torch.rand(4, 20, 20)
+    assert ssim(x, x).tolist() == pytest.approx([1.0] * 4)
+    noise = torch.randn(4, 20, 20)
+    near, far = (ssim(x + s * noise, x) for s in (0.05, 0.5))
+    assert bool((far < near).all())
+    assert bool((near < 1).all())
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 20), (2, 3, 8, 8), (1, 8, 8)])
+def test_ssim_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+    x = torch.rand(2, 6, 20) if shape == (2, 6, 20) else torch.rand(2, 8, 8)
+    with pytest.raises(VspairError, match="expected images"):
+        ssim(torch.rand(shape), x)

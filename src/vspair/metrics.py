@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vspair.errors import VspairError
@@ -22,6 +23,8 @@ __all__ = [
     "gaussian_kl",
     "gaussian_w2",
     "pearson",
+    "psnr",
+    "ssim",
 ]
 
 
@@ -108,6 +111,66 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     """Return the correlation of two vectors, a scalar."""
     a, b = a - a.mean(), b - b.mean()
     return (a * b).sum() / (a.norm() * b.norm())
+
+
+def _span(x: Tensor, span: float | None) -> Tensor:
+    """Return the range of values, given or that of each truth (B, *shape), with shape (B,)."""
+    flat = x.flatten(1).double()
+    if span is not None:
+        return flat.new_full((len(x),), span)
+    return flat.amax(1) - flat.amin(1)
+
+
+def psnr(estimate: Tensor, x: Tensor, span: float | None = None) -> Tensor:
+    """Return the peak signal-to-noise ratio in decibels, float64 with shape (B,).
+
+    Arguments:
+        estimate: Point estimates, with shape (B, *shape).
+        x: The truths, with shape (B, *shape).
+        span: The range of values. That of each truth where not given, as LoDoPaB-CT's
+            benchmark has it.
+
+    Example:
+        >>> psnr(torch.zeros(1, 2, 2), torch.full((1, 2, 2), 0.1), span=1.0)
+        tensor([20.0000], dtype=torch.float64)
+    """
+    error = (estimate.double() - x.double()).square().flatten(1).mean(1)
+    return 10 * torch.log10(_span(x, span).square() / error)
+
+
+def ssim(estimate: Tensor, x: Tensor, span: float | None = None, window: int = 7) -> Tensor:
+    """Return the structural similarity of images, float64 with shape (B,).
+
+    Wang et al., "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE
+    Transactions on Image Processing 13 (2004), with plain square windows, unbiased variances and
+    the mean over all windows that lie inside the image: the defaults of scikit-image.
+
+    Arguments:
+        estimate: Point estimates, with shape (B, H, W).
+        x: The truths, with shape (B, H, W).
+        span: The range of values; that of each truth where not given.
+        window: The side of a window in pixels.
+    """
+    if x.ndim != 3 or estimate.shape != x.shape or not 1 < window <= min(x.shape[1:]):
+        raise VspairError(
+            f"estimate has shape {tuple(estimate.shape)}, x {tuple(x.shape)}: expected images of "
+            f"shape (B, H, W) twice, not smaller than the window of {window} pixels."
+        )
+    scale = _span(x, span)[:, None, None]
+    a, b = estimate.double(), x.double()
+    # Shifted by the truth's mean: the difference of large squares would lose digits.
+    centre = b.mean((1, 2), keepdim=True)
+    parts = torch.stack((a, b, (a - centre) ** 2, (b - centre) ** 2, (a - centre) * (b - centre)))
+    mean_a, mean_b, aa, bb, ab = F.avg_pool2d(parts, window, stride=1)
+    da, db, unbiased = mean_a - centre, mean_b - centre, window**2 / (window**2 - 1)
+    var_a, var_b, cov = (
+        unbiased * (square - product)
+        for square, product in ((aa, da * da), (bb, db * db), (ab, da * db))
+    )
+    small, large = (0.01 * scale) ** 2, (0.03 * scale) ** 2
+    top = (2 * mean_a * mean_b + small) * (2 * cov + large)
+    bottom = (mean_a**2 + mean_b**2 + small) * (var_a + var_b + large)
+    return (top / bottom).mean((1, 2))
 
 
 def gaussian_kl(mean: Tensor, cov: Tensor, mean_p: Tensor, cov_p: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ def compare(
         if name == "PAIR" or not (folder / job.label).exists():
             continue
         rows += [{"model": name, **row} for row in measure(study.load(job, folder, device), few)]
-    made = {"commit": runs.commit(), "machine": runs.machine(runs.pick_device(device))}
-    made |= {"images": len(few.x_test)}
+    machine = runs.machine(runs.pick_device(device))
+    made = {"commit": runs.commit(), "machine": machine, "images": len(few.x_test)}
     text = _text(rows, made)
     runs.write_text(out / "perturbations.json", json.dumps(made | {"rows": rows}, indent=1) + "\n")
     runs.write_text(out / "perturbations.md", text)

@@ -1,0 +1,181 @@
+"""The commands that make the paper's studies again: ``vspair reproduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vspair.cli.shared import Device, say, stoppable
+
+__all__ = ["reproduce"]
+
+reproduce = typer.Typer(
+    no_args_is_help=True, help="Make the paper's tables and figures again, beside its own numbers."
+)
+
+Draw = Annotated[bool, typer.Option("--draw", help="Only draw the saved figures in --out again.")]
+
+
+def drew(paths: list[Path]) -> None:
+    for path in paths:
+        say(f"Drew {path}.")
+
+
+@reproduce.command()
+@stoppable("Stopped. The next 'vspair reproduce' starts anew.")
+def gaussian(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write tables and figures: results/gaussian, and with --smoke "
+            "results/gaussian-smoke, where not given."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many problems and trainings.")] = 10,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 2,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Section 4.1: a linear Gaussian problem whose posterior is known in closed form."""
+    from vspair.studies.gaussian import redraw
+    from vspair.studies.gaussian import reproduce as run
+
+    if out is None:
+        out = Path("results/gaussian-smoke" if smoke else "results/gaussian")
+    if draw:
+        drew(redraw(out))
+        return
+    say(run(out, seeds=seeds, jobs=jobs, smoke=smoke))
+    say(f"Saved {out}.")
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues from the last checkpoints.")
+def mnist(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="For tables and figures.")] = Path("results/mnist"),
+    runs: Annotated[Path, typer.Option(help="Where to keep the trainings.")] = Path("runs/mnist"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of both vsPAIR presets.")] = 1,
+    epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
+    test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    device: Device = "auto",
+    readings: Annotated[
+        bool, typer.Option("--readings", help="Compare readings of what the paper leaves open.")
+    ] = False,
+    perturbations: Annotated[
+        bool, typer.Option("--perturbations", help="Compare perturbations of trained models.")
+    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, one epoch.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and both presets of vsPAIR."""
+    from vspair.problems.inpainting import mnist_pairs, toy_digits
+    from vspair.problems.mnist import load_mnist
+    from vspair.studies.mnist import NAMES, reproduce
+    from vspair.studies.mnist_figures import redraw
+    from vspair.studies.mnist_perturbations import compare as perturb
+    from vspair.studies.mnist_readings import compare, some_tests
+
+    if draw:
+        drew(redraw(out))
+        return
+    if smoke:
+        data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, train=80), 1
+    else:
+        data = some_tests(mnist_pairs(load_mnist(data_dir).train_images, seed=0), test)
+    if perturbations:
+        say(perturb(data, out, folder=runs, device=device))
+        return
+    if readings:
+        text = compare(data, out, folder=runs, device=device, epochs=epochs or 14, minutes=minutes)
+        say(text or "Stopped in time. The same command continues.")
+        return
+    counts = {name: seeds if NAMES[name][0] == "vsPAIR" else 1 for name in NAMES}
+    command = f"vspair reproduce mnist --seeds {seeds}"
+    command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
+    command += f" --test {test}" if test < 6000 and not smoke else ""
+    text = reproduce(
+        data, out, folder=runs, seeds=counts, device=device, epochs=epochs, minutes=minutes,
+        command=command,
+    )  # fmt: skip
+    say(text or "Stopped in time. The same command continues.")
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues from the last checkpoints.")
+def heat(
+    out: Annotated[
+        Path | None, typer.Option(help="For tables and figures: results/heat if not given.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Where to keep the trainings: runs/heat if not given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds without noise; with noise one.")] = 3,
+    epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 1,250.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    device: Device = "auto",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few pairs.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Section 4.4: what a heat map was before, with floors that are given the equation."""
+    from vspair.studies.heat import SMOKE, Scale
+    from vspair.studies.heat import reproduce as run
+    from vspair.studies.heat_figures import redraw
+
+    name = "heat-smoke" if smoke else "heat"
+    out, runs = out or Path("results", name), runs or Path("runs", name)
+    if draw:
+        drew(redraw(out))
+        return
+    command = f"vspair reproduce heat --seeds {seeds}"
+    command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
+    scale = SMOKE if smoke else Scale(epochs=epochs)
+    text = run(
+        out, folder=runs, seeds=seeds, scale=scale, device=device, minutes=minutes, command=command
+    )
+    say(text or "Stopped in time. The same command continues.")
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues from the last checkpoints.")
+def ct(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of real slices; VSPAIR_DATA, or phantoms, if not given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="results/ct if not given.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="runs/ct if not given.")] = None,
+    only: Annotated[
+        str,
+        typer.Option(help="paper, calibrated, regression, prior, answers, dps, seconds, report."),
+    ] = "",
+    epochs: Annotated[int, typer.Option(min=0, help="Of vsPAIR; 0 as configured.")] = 0,
+    prior_epochs: Annotated[int, typer.Option(min=1, help="Of DPS's prior.")] = 500,
+    copies: Annotated[int, typer.Option(min=1, help="Moved copies of each training slice.")] = 1,
+    dps_images: Annotated[int, typer.Option(min=1, help="Test slices for DPS.")] = 16,
+    zeta: Annotated[float, typer.Option(min=0, help="DPS's step size.")] = 0.1,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    device: Device = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Faster steps on a GPU.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few slices.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Section 4.3: computed tomography, with every baseline on the same sinograms."""
+    from vspair.studies.ct import SMOKE, Scale
+    from vspair.studies.ct import reproduce as run
+    from vspair.studies.ct_figures import redraw
+
+    name = "ct-smoke" if smoke else "ct"
+    out, runs = out or Path("results", name), runs or Path("runs", name)
+    if draw:
+        drew(redraw(out))
+        return
+    given: dict[str, Any] = {"epochs": epochs, "prior_epochs": prior_epochs, "copies": copies}
+    scale = SMOKE if smoke else Scale(**given, dps_images=dps_images, zeta=zeta)
+    how: dict[str, Any] = {"device": device, "minutes": minutes, "compile": compile}
+    text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
+    say(text or "Stopped in time. The same command continues.")

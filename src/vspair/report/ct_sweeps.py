@@ -1,0 +1,223 @@
+"""The figures of appendix B, drawn from saved numbers: what the Beta prior and gamma_x do.
+
+Numbers are arrays by group and name, as in :mod:`vspair.report.ct`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vspair.report.plots import (
+    FAINT,
+    GREY,
+    INK,
+    MAPS,
+    PALETTE,
+    Scale,
+    Sheet,
+    finite,
+    floor_of,
+    new_figure,
+    outline,
+    plain,
+    quiet,
+    share_of,
+    write_all,
+)
+
+__all__ = ["FIGURES", "draw_beta", "draw_gamma", "draw_sweeps", "gallery"]
+
+Part = Mapping[str, Any]
+
+
+# -- the Beta prior -------------------------------------------------------------------------
+
+
+def draw_beta(part: Part) -> Any:
+    """Draw how many indices are active, and the error, over both parameters of the Beta prior.
+
+    Arguments:
+        part: ``alpha0`` (a,), ``beta0`` (b,), and ``nnz`` and ``mse`` (a, b); what was not
+            measured is NaN.
+    """
+    panels = {"nnz": "active indices", "mse": "MSE"}
+    found = {name: title for name, title in panels.items() if name in part}
+    if not found:
+        return None
+    rows, columns = len(part["alpha0"]), len(part["beta0"])
+    figure = new_figure(3.5 * len(found), 0.62 * rows + 0.95)
+    for axes, (name, title) in zip(
+        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
+    ):
+        _heat_map(axes, np.asarray(part[name], dtype=float))
+        axes.set_title(title, pad=6)
+        axes.set_xticks(range(columns), [f"{v:g}" for v in part["beta0"]])
+        axes.set_yticks(range(rows), [f"{v:g}" for v in part["alpha0"]])
+        axes.set_xlabel("$\\beta_0$")
+        axes.set_ylabel("$\\alpha_0$")
+        quiet(axes)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    return figure
+
+
+def _heat_map(axes: Any, values: Any) -> None:
+    """Draw values (a, b) as cells with the numbers in them."""
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+
+    known = finite(values)
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    wide = low > 0 and high > 20 * low
+    norm = (LogNorm if wide else Normalize)(low, high if high > low else low + 1)
+    colours = colormaps[MAPS["values"]]
+    for (i, j), value in np.ndenumerate(values):
+        there = bool(np.isfinite(value))
+        face = colours(float(norm(value))) if there else (1.0, 1.0, 1.0, 1.0)
+        style: dict[str, Any] = {"facecolor": face, "edgecolor": "white", "linewidth": 1.5}
+        if not there:
+            style |= {"hatch": "////", "edgecolor": FAINT}
+        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **style))
+        ink = _readable(face) if there else GREY
+        words = _figures(value, high) if there else "none"
+        axes.text(j, i, words, ha="center", va="center", fontsize=10, color=ink)
+    rows, columns = values.shape
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+
+
+def _readable(colour: Sequence[float]) -> str:
+    """Return black or white, whichever stands out more from a colour (red, green, blue, ...)."""
+    linear = [(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for c in colour[:3]]
+    luminance = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+    return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"
+
+
+def _figures(value: float, largest: float) -> str:
+    """Return a number with as many decimals as three digits of the largest have."""
+    decimals = 2 - int(np.floor(np.log10(abs(largest) or 1.0)))
+    return f"{value:.{max(decimals, 0)}f}" if decimals < 7 else f"{value:.1e}"
+
+
+# -- gamma_x --------------------------------------------------------------------------------
+
+
+def draw_gamma(part: Part) -> Any:
+    """Draw truth, mean, variance and the histogram of omega, one row a value of gamma_x.
+
+    Arguments:
+        part: ``gamma_x`` (g,), ``truth`` (H, W), ``mean`` and ``variance`` (g, H, W), and
+            ``omega`` (g, n).
+    """
+    grey = Scale.greys("attenuation", part["truth"], part["mean"])
+    spread = _variance_scale(part["variance"])
+    side, left, top, gap = 1.1, 0.92, 0.26, 0.1
+    columns = [left, left + side + 0.04, left + 2 * (side + 0.04)]
+    place = columns[-1] + side + 0.62
+    count = len(part["gamma_x"])
+    bottom = top + count * (side + gap) - gap
+    sheet = Sheet(place + 1.95, bottom + 0.56)
+    for x, title in zip(columns, ("truth", "mean", "variance"), strict=True):
+        sheet.text(x + side / 2, top - 0.06, title, ha="center")
+    sheet.text(place + 0.87, top - 0.06, "histogram of $\\hat\\omega_x$", ha="center")
+    for i, value in enumerate(np.asarray(part["gamma_x"], dtype=float)):
+        y = top + i * (side + gap)
+        words = f"$\\gamma_x$ = {value:g}"
+        sheet.text(left - 0.08, y + side / 2, words, ha="right", va="center")
+        image = sheet.image(columns[0], y, side, part["truth"], grey)
+        sheet.image(columns[1], y, side, part["mean"][i], grey)
+        variance = sheet.image(columns[2], y, side, part["variance"][i], spread)
+    width = 2 * side + 0.04
+    sheet.bar(image, grey, (left + 0.15 * width, bottom + 0.08, 0.7 * width, 0.09))
+    sheet.bar(variance, spread, (columns[2] + 0.04, bottom + 0.08, side - 0.08, 0.09))
+    _histograms(sheet, part["omega"], [top + i * (side + gap) for i in range(count)], place)
+    return sheet.figure
+
+
+def _variance_scale(variance: Any) -> Scale:
+    """Return one scale for all rows (g, H, W), a logarithmic one where they are far apart."""
+    linear = Scale.spread("variance", variance)
+    tops = [Scale.spread("", row).limits[1] for row in variance if (finite(row) > 0).any()]
+    if not tops or max(tops) < 6 * min(tops):
+        return linear
+    high = linear.limits[1]
+    extend = "both" if linear.extend == "max" else "min"
+    return replace(linear, limits=(min(min(tops), high) / 30, high), log=True, extend=extend)
+
+
+def _histograms(sheet: Sheet, omega: Any, tops: Sequence[float], left: float) -> None:
+    """Draw one histogram a row, all with the same axes, and the mean of each."""
+    side, width = 1.1, 1.75
+    edges = np.linspace(0, 1, 41)
+    shares = [share_of(row, edges) for row in omega]
+    floor = floor_of(shares)
+    most = max((float(s.max()) for s in shares), default=1.0) or 1.0
+    for i, (top, heights) in enumerate(zip(tops, shares, strict=True)):
+        axes = sheet.axes(left, top + 0.04, width, side - 0.08)
+        if floor:
+            axes.set_yscale("log")
+        outline(axes, heights, edges, floor, color=PALETTE[0])
+        axes.set(xlim=(0, 1), ylim=(floor, 8 * most if floor else 1.25 * most))
+        quiet(axes)
+        axes.tick_params(labelsize=8, labelbottom=i == len(tops) - 1, pad=2)
+        mean = finite(omega[i])
+        words = f"mean {mean.mean():.2f}" if len(mean) else "no value"
+        axes.text(
+            0.5,
+            0.97,
+            words,
+            transform=axes.transAxes,
+            ha="center",
+            va="top",
+            fontsize=8,
+            color=INK,
+        )
+        axes.set_ylabel("share (%)", fontsize=8)
+        if floor:
+            ticks = [10.0**p for p in range(-9, 3) if floor <= 10.0**p <= 2 * most]
+            axes.set_yticks(ticks[::2] if len(ticks) > 4 else ticks)
+            axes.minorticks_off()
+            plain(axes)
+
+
+# -- all figures ----------------------------------------------------------------------------
+
+FIGURES: dict[str, str] = {
+    "beta_prior": "Average number of active indices and average MSE on test images over the "
+    "parameters of the Beta prior. Hatched: not measured.",
+    "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
+    "variance of 50 samples, and the probabilities that an index is active. All rows have the "
+    "same scales.",
+}
+"""What each figure shows, by its file name."""
+
+_DRAWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "beta_prior": ("beta", draw_beta),
+    "gamma_x": ("gamma", draw_gamma),
+}
+
+
+def draw_sweeps(numbers: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw every figure whose numbers are at hand into a folder; return their paths.
+
+    Arguments:
+        numbers: Arrays by group and name.
+        folder: Where the PNG files go.
+    """
+    found = {
+        name: partial(draw, numbers[group])
+        for name, (group, draw) in _DRAWS.items()
+        if numbers.get(group)
+    }
+    return write_all(found, folder)
+
+
+def gallery(paths: Sequence[Path]) -> str:
+    """Return figures that :func:`draw_sweeps` drew with their captions, as Markdown."""
+    return "\n\n".join(f"![{FIGURES[p.stem]}]({p.name})\n\n{FIGURES[p.stem]}" for p in paths)

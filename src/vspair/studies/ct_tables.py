@@ -1,0 +1,299 @@
+"""The tables of the CT study, from the answers that its stages kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vspair import runs
+from vspair.errors import VspairError
+from vspair.studies.ct_answers import WEIGHTS, Groups, read
+from vspair.studies.ct_data import bin_of, edges
+from vspair.studies.ct_measures import excess, judge
+from vspair.studies.results import Row, markdown
+
+__all__ = ["NAMES", "PAPER", "TABLES", "collect", "describe", "error_by_noise", "gather", "text"]
+
+NAMES = {
+    "mean": ("mean image", ""),
+    "fbp": ("FBP", ""),
+    "fbp_hann": ("FBP with a Hann window", ""),
+    "tv": ("TV-ADMM", ""),
+    "regression": ("regression", ""),
+    "vspair_paper": ("vsPAIR", "paper"),
+    "vspair_calibrated": ("vsPAIR", "calibrated"),
+    "dps": ("DPS", ""),
+}
+"""The methods by their files, with the model and preset of their rows."""
+
+PAPER = {
+    "mse_sample": 0.0025, "nnz": 1383.3, "nnz_std": 32.2, "parameters": 549_708_789.0,
+    "std_omega_over_y": 0.0080, "std_sigma_over_y": 0.0092, "std_mu_over_y": 0.1782,
+}  # fmt: skip
+"""What section 4.3 and appendix D.3 print, for the preset ``paper``."""
+
+COMPARED = {
+    "mse": "MSE", "psnr": "PSNR", "ssim": "SSIM", "mse_sample": "MSE of a sample",
+    "crps": "CRPS", "coverage_90": "90 % covers", "shown_mse": "MSE on DPS's slices",
+    "shown_beyond": "beyond 2 deviations", "parameters": "parameters",
+    "seconds_one": "s, one estimate", "seconds_many": "s, all samples",
+}  # fmt: skip
+"""The columns of the comparison."""
+
+TABLES = {
+    "vsPAIR: reconstruction and sparsity": {
+        "mse_sample": "MSE of a sample",
+        "mse": "MSE of the mean of samples",
+        "mse_code": "MSE of the decoded mean code",
+        "nnz": "average nnz",
+        "nnz_std": "its deviation over observations",
+        "active_share": "share of all indices",
+        "ever_active": "indices active for some observation",
+        "std_omega_over_y": "deviation of omega over y",
+        "std_sigma_over_y": "deviation of sigma over y",
+        "std_mu_over_y": "deviation of mu over y",
+        "parameters": "parameters",
+        "epochs": "epochs trained",
+        "best_epoch": "epoch of the weights",
+    },
+    "vsPAIR: overfitting": {
+        f"{what}_{part}": f"{words} MSE, {name}"
+        for what, words in (("autoencoder", "autoencoder"), ("inversion", "inversion"))
+        for part, name in (("train", "training"), ("validation", "validation"), ("test", "test"))
+    },
+    "vsPAIR: uncertainty": {
+        "crps": "CRPS",
+        "crps_with_noise": "the same with the decoder's noise",
+        "coverage_90": "share inside the 90 % interval",
+        "coverage_90_with_noise": "the same with the decoder's noise",
+        "deviation": "mean reported deviation",
+        "beyond": "share of pixels beyond 2 deviations",
+        "beyond_with_noise": "the same with the decoder's noise",
+        "excess": "mean error beyond 2 deviations",
+    },
+}
+"""The rows of the tables of vsPAIR alone."""
+
+_BY_NOISE = {"mse": "MSE", "psnr": "PSNR in dB", "ssim": "SSIM"}
+
+
+def gather(folder: Path) -> dict[str, Groups]:
+    """Return every answer to the test slices, by method; those to other slices are left out."""
+    path = folder / "test.npz"
+    if not path.is_file():
+        raise VspairError(
+            f"There are no answers in {folder} to report on. Make them first: --only answers."
+        )
+    test = read(path)
+    own, found = str(test["key"]["test"]), {"test": test}
+    for name in (*NAMES, "seconds", "tv-choice"):
+        if (folder / f"{name}.npz").is_file():
+            answer = read(folder / f"{name}.npz")
+            if str(answer["key"]["test"]) == own:
+                found[name] = answer
+    return found
+
+
+def _bin_name(ends: list[float], i: int) -> str:
+    return f"noise {ends[i]:g}-{ends[i + 1]:g} %"
+
+
+def _on_shown(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
+    """Return a method's measures on the slices that DPS answers too."""
+    part, truth = answers[name]["shown"], torch.from_numpy(answers["test"]["shown"]["truth"])
+    estimate = torch.from_numpy(part["estimate"])
+    row = {f"shown_{k}": float(v.mean()) for k, v in judge(estimate, truth).items()}
+    if "std" in part:
+        beyond = excess(estimate, torch.from_numpy(part["std"]), truth).double()
+        row["shown_beyond"] = float((beyond > 0).double().mean())
+        row["shown_excess"] = float(beyond.mean())
+    return row
+
+
+def _values(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
+    """Return a method's numbers over all the slices that it answered."""
+    answer, seconds = answers[name], answers.get("seconds", {})
+    image = {k: v for k, v in answer["image"].items() if k != "index"}
+    row = {k: float(np.mean(v, dtype=np.float64)) for k, v in image.items()}
+    row |= {k: float(v) for k, v in answer["row"].items()} | _on_shown(answers, name)
+    for kind in ("one", "many"):
+        if name in seconds.get(kind, {}):
+            row[f"seconds_{kind}"] = float(seconds[kind][name])
+    return row
+
+
+def _binned(answers: Mapping[str, Groups], name: str, noise: float) -> dict[str, list[float]]:
+    """Return the means of a method's measures in each bin of the noise; NaN for an empty one."""
+    image, level = answers[name]["image"], answers["test"]["test"]["level"]
+    index = image.get("index", np.arange(len(level)))
+    bins = bin_of(torch.from_numpy(level[index]), noise).numpy()
+    return {
+        metric: [
+            float(image[metric][bins == b].mean(dtype=np.float64)) if (bins == b).any() else np.nan
+            for b in range(len(edges(noise)) - 1)
+        ]
+        for metric in _BY_NOISE
+    }
+
+
+def collect(answers: Mapping[str, Groups], noise: float) -> list[Row]:
+    """Return every number of the study, the paper's values beside ours.
+
+    Arguments:
+        answers: What the stages kept.
+        noise: The largest noise, as a share of the range.
+    """
+    rows, ends = [], edges(noise)
+    for name, (model, preset) in NAMES.items():
+        if name not in answers:
+            continue
+        paper = PAPER if name == "vspair_paper" else {}
+        rows += [
+            Row(model, preset, metric, value, paper=paper.get(metric))
+            for metric, value in _values(answers, name).items()
+        ]
+        rows += [
+            Row(model, preset, metric, value, condition=_bin_name(ends, b))
+            for metric, values in _binned(answers, name, noise).items()
+            for b, value in enumerate(values)
+            if np.isfinite(value)
+        ]
+    return rows
+
+
+def error_by_noise(answers: Mapping[str, Groups], noise: float) -> dict[str, Any]:
+    """Return the middle of each bin in per cent, and the MSE of each method, (bins,) each."""
+    ends = edges(noise)
+    found = {"levels": np.array([(a + b) / 2 for a, b in pairwise(ends)])}
+    for name in NAMES:
+        if name in answers:
+            found[_label(name)] = np.array(_binned(answers, name, noise)["mse"])
+    return {k: v.astype(np.float32) for k, v in found.items()}
+
+
+# -- words ----------------------------------------------------------------------------------
+
+
+def _label(name: str) -> str:
+    model, preset = NAMES[name]
+    return f"{model} ({preset})" if preset else model
+
+
+def _grid(head: list[str], lines: list[list[str]]) -> str:
+    rows = [f"| {' | '.join(line)} |" for line in [head, *lines]]
+    return "\n".join([rows[0], "|---" * len(head) + "|", *rows[1:]])
+
+
+def _cell(metric: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if metric == "parameters":
+        return f"{value:,.0f}" if value else "none"
+    return f"{value:.3g}"
+
+
+def _comparison(rows: list[Row]) -> str:
+    """Return one line a method, one column a measure."""
+    found = {(r.model, r.preset, r.metric): r.value for r in rows if not r.condition}
+    names = [n for n, own in NAMES.items() if (*own, "mse") in found]
+    lines = [
+        [_label(n), *(_cell(metric, found.get((*NAMES[n], metric))) for metric in COMPARED)]
+        for n in names
+    ]
+    return _grid(["", *COMPARED.values()], lines)
+
+
+def _by_noise(rows: list[Row], metric: str) -> str:
+    """Return one line a method, one column a bin of the noise, the best in bold."""
+    bins = list(dict.fromkeys(r.condition for r in rows if r.condition))
+    bins.sort(key=lambda words: float(words.split()[1].split("-")[0]))
+    found = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == metric}
+    names = [n for n, own in NAMES.items() if any((*own, b) in found for b in bins)]
+    pick = min if metric == "mse" else max
+    lines = []
+    best = {b: pick(v for (_, _, c), v in found.items() if c == b) for b in bins}
+    for n in names:
+        cells = []
+        for b in bins:
+            value = found.get((*NAMES[n], b))
+            bold = "**" if value == best[b] else ""
+            cells.append("-" if value is None else f"{bold}{value:.3g}{bold}")
+        lines.append([_label(n), *cells])
+    return _grid(["", *(b.removeprefix("noise ") for b in bins)], lines)
+
+
+def _weights(answers: Mapping[str, Groups], noise: float) -> str:
+    """Say which weights TV-ADMM was given."""
+    if "tv-choice" not in answers:
+        return ""
+    chosen, ends = answers["tv-choice"]["choice"]["weight"], edges(noise)
+    words = [f"{w:g} for {_bin_name(ends, i)}" for i, w in enumerate(chosen)]
+    return (
+        f" TV-ADMM's weights, from the paper's list {WEIGHTS}, are the best on validation slices: "
+        f"{', '.join(words)}."
+    )
+
+
+def text(answers: Mapping[str, Groups], rows: list[Row], about: dict[str, Any], head: str) -> str:
+    """Return all tables with their captions, as Markdown.
+
+    Arguments:
+        answers: What the stages kept.
+        rows: What :func:`collect` returned.
+        about: Scale and data.
+        head: How the results were made.
+    """
+    slices, patients, scale = about["slices"], about["patients"], about["scale"]
+    kind = "Phantoms, of which each is a patient" if about["phantoms"] else "Real slices"
+    sizes = ", ".join(f"{slices[p]:,} slices ({patients[p]:,}) for {p}" for p in slices)
+    dps = f"DPS answers {len(answers['test']['shown']['index'])} of the test slices"
+    parts_of = [
+        "# Computed tomography (section 4.3)",
+        f"{head} {kind}: {sizes}; in brackets patients, of whom no two parts share one. The "
+        f"noise's deviation is uniform in 0-{100 * scale['noise']:g} % of each sinogram's range. "
+        "All methods are given the same noisy sinograms.",
+        "## All methods",
+        _comparison(rows),
+        f"{_CAPTION} All samples are {scale['samples']}. {dps}, spread evenly over the noise, "
+        f"with {scale['trajectories']} trajectories of {scale['steps']:,} steps and zeta = "
+        f"{scale['zeta']:g} for lengths in pixels; its numbers are over those."
+        f"{_weights(answers, scale['noise'])}",
+    ]
+    for metric, words in _BY_NOISE.items():
+        parts_of += [f"### {words} by noise level", _by_noise(rows, metric)]
+    ours = [r for r in rows if r.model == "vsPAIR" and not r.condition]
+    for title, metrics in TABLES.items() if ours else ():
+        parts_of += [f"## {title}", markdown(ours, metrics)]
+    parts_of += [_REMARKS]
+    return "\n\n".join(parts_of) + "\n"
+
+
+def describe(machine: str, command: str) -> str:
+    """Return how the results were made."""
+    return f"Made by `{command}` at commit {runs.commit()}, answers on {machine}."
+
+
+_CAPTION = (
+    "Of methods that sample, MSE, PSNR and SSIM are of the mean of samples. PSNR and SSIM take "
+    "each truth's range, as LoDoPaB-CT's benchmark does. `beyond 2 deviations` is the share of "
+    "pixels at which the estimate misses the truth by more than twice the reported deviation, on "
+    "DPS's slices: about 5 % for a right one, 9 % if the deviation is of 10 samples. Seconds are "
+    "for one slice, alone on the same device, in one run; a trajectory's are those of its first "
+    "steps times the number of steps. "
+    "`mean image` is that of the training slices."
+)
+_REMARKS = (
+    "The paper does not say whether its MSE is of samples, of their mean or of the decoded mean "
+    "code; it stands beside that of samples, as in its MNIST table. The printed number of "
+    "parameters counts 2,706 buffers of batch norm. `autoencoder` decodes a sample of the code of "
+    "x itself, `inversion` is the mean of samples given y. The decoder's noise of the preset "
+    "`paper` is the unit width of its likelihood, which it never draws from. The paper "
+    "does not give its unit of length: TV-ADMM's weights and vsPAIR's sinograms are for lengths "
+    "in half sides of the image, DPS's step size for lengths in pixels "
+    "(`vspair.studies.ct_data` says why)."
+)

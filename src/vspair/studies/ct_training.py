@@ -1,0 +1,271 @@
+"""The trainings of the CT study: both presets of vsPAIR, the regression and the prior.
+
+Each can be stopped in time and goes on when it is called again. The U-Nets are trained in parts
+of a few epochs, each of which continues the folder that the one before left.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vspair import config as configs
+from vspair import runs
+from vspair.baselines.diffusion import Prior, train_prior
+from vspair.baselines.fbp import Fbp
+from vspair.baselines.regression import Regression, train_regression
+from vspair.baselines.unet import WIDTHS, Plan
+from vspair.config import Config
+from vspair.data import fingerprint
+from vspair.errors import VspairError
+from vspair.fitting import prepare, resumed
+from vspair.model import InverseModel
+from vspair.norms import refresh_norms
+from vspair.studies.ct_data import GEOMETRY, CtData, Scale, arrange
+from vspair.together import train_together
+
+__all__ = [
+    "PRESETS",
+    "Bench",
+    "first_guess",
+    "load_prior",
+    "load_regression",
+    "load_vspair",
+    "train_preset",
+    "train_prior_in_parts",
+    "train_regression_in_parts",
+    "vspair_config",
+]
+
+PRESETS = ("paper", "calibrated")
+
+PART = 10
+"""Epochs of a U-Net between two looks at the clock."""
+
+_TINY: dict[str, Any] = {
+    "x_size": 16,
+    "y_size": 8,
+    "x_network": {"width": 2},
+    "y_network": {"width": 2},
+}
+_TINY_WIDTHS = (4, 8)
+
+_HOW = ("capture", "compile", "checkpoint_seconds")
+"""Settings of a training that change its speed and not its result."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every stage of the study works with.
+
+    Arguments:
+        scale: How much to do.
+        data: The pairs.
+        folder: Where trainings and answers are kept.
+        device: Where to compute.
+        deadline: Save and stop at this time of ``time.monotonic``.
+        compile: Whether to compile vsPAIR's networks on a GPU.
+    """
+
+    scale: Scale
+    data: CtData
+    folder: Path
+    device: torch.device
+    deadline: float | None = None
+    compile: bool = False
+
+    @property
+    def answers(self) -> Path:
+        """The folder of everything that tables and figures are made from."""
+        return self.folder / "answers"
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """The widths of U-Nets."""
+        return _TINY_WIDTHS if self.scale.small else WIDTHS
+
+    def late(self, needed: float = 0.0) -> bool:
+        """Return whether there are fewer seconds left than needed."""
+        return self.deadline is not None and time.monotonic() + needed > self.deadline
+
+    def plan(self, epochs: int) -> Plan:
+        """Return how a U-Net is trained here."""
+        return Plan(
+            epochs=epochs, precision="bfloat16" if self.device.type == "cuda" else "float32"
+        )
+
+
+# -- vsPAIR ---------------------------------------------------------------------------------
+
+
+def vspair_config(preset: str, scale: Scale, share: float) -> Config:
+    """Return the configuration of a preset at a scale.
+
+    Arguments:
+        preset: ``paper`` or ``calibrated``.
+        scale: How much to train.
+        share: The share of the pairs that is held out.
+    """
+    config = configs.shipped(f"ct-{preset}")
+    epochs = max(1, (scale.epochs or config.training.epochs) // scale.copies)
+    changes: dict[str, Any] = {"training": {"validation": share, "epochs": epochs}}
+    if scale.small:
+        changes["model"] = _TINY
+        changes["objective"] = {"active": 6} if preset == "calibrated" else {}
+    return configs.override(config, changes)
+
+
+def _plain(config: Config) -> Config:
+    """Return a configuration without what only changes the speed."""
+    plain = asdict(configs.Config().training)
+    return configs.override(config, {"training": {k: plain[k] for k in _HOW}})
+
+
+def train_preset(bench: Bench, preset: str) -> bool:
+    """Train a preset into its run folder; return whether it is trained to its end."""
+    out, fast = bench.folder / preset, bench.device.type == "cuda"
+    wanted = configs.shipped(f"ct-{preset}")
+    x, y, share = arrange(bench.data.train, bench.data.validation, wanted.training.seed)
+    how: dict[str, Any] = {"capture": fast, "compile": fast and bench.compile}
+    how["precision"] = "bfloat16" if fast else "float32"
+    config = configs.override(vspair_config(preset, bench.scale, share), {"training": how})
+    if not out.exists():
+        trainer = prepare(x, y, config, out=out, device=bench.device)
+    else:
+        run = runs.Run(out)
+        if _plain(run.config) != _plain(config):
+            raise VspairError(
+                f"{out} was trained with other settings. Name another folder by --runs, or "
+                "remove it."
+            )
+        trainer = resumed(x, y, run, bench.device)
+    return trainer.finished or train_together([trainer], bench.deadline)
+
+
+def load_vspair(bench: Bench, preset: str) -> InverseModel | None:
+    """Return a preset as far as it is trained, or nothing where it is not.
+
+    The averages of batch norm are measured at the end of a training; of one that was stopped
+    before, they are measured here.
+    """
+    run = runs.Run(bench.folder / preset)
+    if not (run.path / "weights.safetensors").is_file() or not run.metrics():
+        return None
+    model, training = run.load(bench.device), run.config.training
+    if training.norms == "answer" and run.metrics()[-1]["epoch"] < training.epochs:
+        refresh_norms(model, model.y_normaliser(bench.data.train.y.to(bench.device)))
+    return model
+
+
+# -- U-Nets ---------------------------------------------------------------------------------
+
+
+def _reached(folder: Path, plan: Plan, data: tuple[Tensor, Tensor]) -> int:
+    """Return the epochs that a folder's U-Net has been trained for, to be continued by a plan."""
+    path = folder / "weights.safetensors"
+    if not path.is_file():
+        return 0
+    _, header = runs.read_tensors(path)
+    how = {k: v for k, v in asdict(plan).items() if k != "epochs"}
+    same = header.get("plan") == how and header.get("data") == fingerprint(*data)
+    if not same or header["epoch"] > plan.epochs:
+        raise VspairError(
+            f"{folder} was trained with other settings or other slices. Name another folder by "
+            "--runs, or remove it."
+        )
+    return int(header["epoch"])
+
+
+def _in_parts(
+    bench: Bench,
+    folder: Path,
+    epochs: int,
+    data: tuple[Tensor, Tensor],
+    train: Callable[[Plan], object],
+) -> bool:
+    """Train a U-Net part by part; return whether all epochs are done."""
+    done, needed = _reached(folder, bench.plan(epochs), data), 0.0
+    while done < epochs:
+        if bench.late(needed):
+            return False
+        start = time.monotonic()
+        done = min(done + PART, epochs)
+        train(bench.plan(done))
+        needed = time.monotonic() - start
+    return True
+
+
+def first_guess(bench: Bench, y: Tensor) -> Tensor:
+    """Return what the regression starts from, filtered back-projections, on the CPU, (N, R, C)."""
+    fbp = Fbp(GEOMETRY)
+    return torch.cat([fbp(part.to(bench.device)).cpu() for part in y.split(256)])
+
+
+def train_regression_in_parts(bench: Bench) -> bool:
+    """Train the regression, keeping the best weights on the validation patients as well."""
+    folder, data = bench.folder / "regression", bench.data
+    guess, held = (first_guess(bench, part.y) for part in (data.train, data.validation))
+
+    def train(plan: Plan) -> None:
+        model = train_regression(
+            guess, data.train.x, plan, widths=bench.widths, held=(held, data.validation.x),
+            folder=folder, device=str(bench.device),
+        )  # fmt: skip
+        error = _error(model, held, data.validation.x)
+        if error < _best(folder):
+            runs.make_folder(folder / "best")
+            shutil.copy(folder / "weights.safetensors", folder / "best" / "weights.safetensors")
+            runs.write_text(folder / "best" / "error.txt", f"{error!r}\n")
+
+    epochs = bench.scale.regression_epochs
+    return _in_parts(bench, folder, epochs, (guess, data.train.x), train)
+
+
+def _best(folder: Path) -> float:
+    path = folder / "best" / "error.txt"
+    return float(path.read_text()) if path.is_file() else float("inf")
+
+
+@torch.no_grad()
+def _error(model: Regression, guess: Tensor, x: Tensor) -> float:
+    device = next(model.parameters()).device
+    parts = zip(guess.split(128), x.split(128), strict=True)
+    total = sum(float((model(g.to(device)).cpu() - t).double().square().sum()) for g, t in parts)
+    return total / x.numel()
+
+
+def train_prior_in_parts(bench: Bench) -> bool:
+    """Train the diffusion prior on the training slices."""
+    folder, data = bench.folder / "prior", bench.data
+
+    def train(plan: Plan) -> None:
+        train_prior(
+            data.train.x, plan, widths=bench.widths, held=data.validation.x, folder=folder,
+            device=str(bench.device),
+        )  # fmt: skip
+
+    slices = (data.train.x, data.train.x)
+    return _in_parts(bench, folder, bench.scale.prior_epochs, slices, train)
+
+
+def load_regression(bench: Bench) -> Regression | None:
+    """Return the regression of least error on the validation patients, where there is one."""
+    folder = bench.folder / "regression" / "best"
+    if not (folder / "weights.safetensors").is_file():
+        return None
+    return Regression.load(folder, str(bench.device))
+
+
+def load_prior(bench: Bench) -> Prior | None:
+    """Return the prior as far as it is trained, where there is one."""
+    folder = bench.folder / "prior"
+    if not (folder / "weights.safetensors").is_file():
+        return None
+    return Prior.load(folder, str(bench.device)).requires_grad_(False)
