@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vspair.errors import VspairError
 from vspair.problems.inpainting import InpaintingData
 from vspair.studies import mnist as study
 from vspair.studies import mnist_perturbations as perturbations
@@ -27,6 +28,8 @@ def test_rows_are_added_and_replaced(digits: InpaintingData, tmp_path: Path) -> 
     names = ["PAIR: map fitted by codes", "sVAE"]
     more: dict[str, Any] = {"folder": tmp_path / "runs", "device": "cpu", "epochs": 1}
     assert readings.compare(digits, tmp_path, names=names[:1], minutes=1e-9, **more) is None
+    with pytest.raises(VspairError, match=r"training.epochs is 1 there and 2 here"):
+        readings.compare(digits, tmp_path, names=names[:1], **more | {"epochs": 2})
     text = readings.compare(digits, tmp_path, names=names[:1], **more)
     assert text is not None
     text = readings.compare(digits, tmp_path, names=names, **more)

@@ -16,7 +16,7 @@ import vspair
 from vspair import config as configs
 from vspair.config import Config, TrainingConfig
 from vspair.errors import VspairError
-from vspair.fitting import prepare, resumed, suggest
+from vspair.fitting import continued, prepare, resumed, suggest
 from vspair.model import PairedAutoencoder
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
@@ -466,3 +466,16 @@ def test_trainings_side_by_side_stop_at_a_deadline_and_continue(tmp_path: Path) 
     assert same(whole.state_dict(), again.model.state_dict())
     with pytest.raises(VspairError, match="at most 16"):
         train_together([again] * 17)
+
+
+def test_a_folder_is_continued_with_its_settings_and_no_others(tmp_path: Path) -> None:
+    (x, y), out, cpu = pairs(), tmp_path / "run", torch.device("cpu")
+    trainer = continued(x, y, config(keep="last"), out, cpu)
+    trainer.train(show=False)
+    again = continued(x, y, config(keep="last", capture=True, compile=True), out, cpu)
+    assert again.finished
+    assert same(again.model.state_dict(), trainer.model.state_dict())
+    with pytest.raises(VspairError, match=r"training.epochs is 3 there and 9 here. Name another"):
+        continued(x, y, config(keep="last", epochs=9), out, cpu)
+    with pytest.raises(VspairError, match=r"model.kind is vsPAIR there and vPAIR here"):
+        continued(x, y, config("vPAIR", keep="last"), out, cpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from vspair.objective import Objective
 from vspair.runs import Run, pick_device
 from vspair.training import Trainer
 
-__all__ = ["fit", "prepare", "resumed", "suggest"]
+__all__ = ["continued", "fit", "prepare", "resumed", "suggest"]
 
 
 LEAST_STEPS = 5000
 """The steps below which a training of few pairs gets more epochs than a hundred."""
+
+
+MEANS = ("capture", "compile", "precision", "checkpoint_seconds")
+"""Settings of how a training is done, not of what it gives."""
 
 
 def suggest(
@@ -149,6 +154,30 @@ def prepare(
     if out is not None:
         trainer.run = Run.create(out, config, trainer.model, fingerprint(x, y))
     return trainer
+
+
+def continued(x: Tensor, y: Tensor, config: Config, out: Path, device: torch.device) -> Trainer:
+    """Return a new training, or that of a folder where it was stopped, or ended.
+
+    Arguments:
+        x: The unknowns.
+        y: The observations.
+        config: The settings; a folder of others is refused, whatever the means.
+        out: The run folder.
+        device: Where to train.
+    """
+    if not out.exists():
+        return prepare(x, y, config, out=out, device=device)
+    run = Run(out)
+    for section in ("model", "objective", "training"):
+        there, here = (dataclasses.asdict(getattr(c, section)) for c in (run.config, config))
+        for key, value in there.items():
+            if value != here[key] and key not in MEANS:
+                raise VspairError(
+                    f"{out} was trained with other settings: {section}.{key} is {value} there "
+                    f"and {here[key]} here. Name another folder by --runs, or remove it."
+                )
+    return resumed(x, y, run, device)
 
 
 def _fresh(x: Tensor, y: Tensor, config: Config) -> InverseModel:

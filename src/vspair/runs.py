@@ -187,7 +187,8 @@ def versions() -> dict[str, str]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            # Source that is run where it lies is not installed, but has a version.
+            found[name] = getattr(sys.modules.get(name), "__version__", "not installed")
     return found | {"commit": commit()}
 
 

@@ -57,11 +57,16 @@ def mnist(
     data_dir: Annotated[
         Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="For tables and figures.")] = Path("results/mnist"),
-    runs: Annotated[Path, typer.Option(help="Where to keep the trainings.")] = Path("runs/mnist"),
+    out: Annotated[
+        Path | None, typer.Option(help="For tables and figures: results/mnist if not given.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Where to keep the trainings: runs/mnist if not given.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of both vsPAIR presets.")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
     test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
+    unit: Annotated[bool, typer.Option("--unit", help="Pixels on [0, 1], not [-1, 1].")] = False,
     minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
     device: Device = "auto",
     readings: Annotated[
@@ -81,13 +86,16 @@ def mnist(
     from vspair.studies.mnist_perturbations import compare as perturb
     from vspair.studies.mnist_readings import compare, some_tests
 
+    name, low = "mnist-smoke" if smoke else "mnist", 0.0 if unit else -1.0
+    out, runs = out or Path("results", name), runs or Path("runs", name)
     if draw:
         drew(redraw(out))
         return
     if smoke:
-        data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, train=80), 1
+        data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, low=low, train=80), 1
     else:
-        data = some_tests(mnist_pairs(load_mnist(data_dir).train_images, seed=0), test)
+        images = load_mnist(data_dir).train_images
+        data = some_tests(mnist_pairs(images, seed=0, low=low), test)
     if perturbations:
         say(perturb(data, out, folder=runs, device=device))
         return
@@ -98,7 +106,7 @@ def mnist(
     counts = {name: seeds if NAMES[name][0] == "vsPAIR" else 1 for name in NAMES}
     command = f"vspair reproduce mnist --seeds {seeds}"
     command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
-    command += f" --test {test}" if test < 6000 and not smoke else ""
+    command += (f" --test {test}" if test < 6000 and not smoke else "") + " --unit" * unit
     text = reproduce(
         data, out, folder=runs, seeds=counts, device=device, epochs=epochs, minutes=minutes,
         command=command,

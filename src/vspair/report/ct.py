@@ -25,6 +25,7 @@ from vspair.report.plots import (
     PALETTE,
     Scale,
     Sheet,
+    captioned,
     finite,
     floor_of,
     new_figure,
@@ -32,7 +33,7 @@ from vspair.report.plots import (
     plain,
     quiet,
     share_of,
-    write_all,
+    write_groups,
 )
 
 __all__ = [
@@ -417,14 +418,9 @@ def draw_all(numbers: dict[str, Any], folder: Path) -> list[Path]:
         numbers: Arrays by group and name.
         folder: Where the PNG files go.
     """
-    found = {
-        name: partial(draw, numbers[group])
-        for name, (group, draw) in _DRAWS.items()
-        if numbers.get(group)
-    }
-    return write_all(found, folder)
+    return write_groups(_DRAWS, numbers, folder)
 
 
 def gallery(paths: Sequence[Path]) -> str:
     """Return figures that :func:`draw_all` drew with their captions, as Markdown."""
-    return "\n\n".join(f"![{FIGURES[p.stem]}]({p.name})\n\n{FIGURES[p.stem]}" for p in paths)
+    return captioned(paths, FIGURES)

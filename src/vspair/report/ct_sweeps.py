@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from vspair.report.plots import (
     PALETTE,
     Scale,
     Sheet,
+    captioned,
     finite,
     floor_of,
     new_figure,
@@ -28,7 +28,7 @@ from vspair.report.plots import (
     plain,
     quiet,
     share_of,
-    write_all,
+    write_groups,
 )
 
 __all__ = ["FIGURES", "draw_beta", "draw_gamma", "draw_sweeps", "gallery"]
@@ -210,14 +210,9 @@ def draw_sweeps(numbers: dict[str, Any], folder: Path) -> list[Path]:
         numbers: Arrays by group and name.
         folder: Where the PNG files go.
     """
-    found = {
-        name: partial(draw, numbers[group])
-        for name, (group, draw) in _DRAWS.items()
-        if numbers.get(group)
-    }
-    return write_all(found, folder)
+    return write_groups(_DRAWS, numbers, folder)
 
 
 def gallery(paths: Sequence[Path]) -> str:
     """Return figures that :func:`draw_sweeps` drew with their captions, as Markdown."""
-    return "\n\n".join(f"![{FIGURES[p.stem]}]({p.name})\n\n{FIGURES[p.stem]}" for p in paths)
+    return captioned(paths, FIGURES)

@@ -202,7 +202,8 @@ FIGURES: dict[str, tuple[Draw, str, str]] = {
         draw_reconstructions,
         "shared_mean",
         "Mean and pixelwise variance of 30 samples for three test images, at the 25th, 50th and "
-        "96th percentile of vsPAIR's error. One colour scale for all variances.",
+        "96th percentile of the error, averaged over vPAIR, sVAE and vsPAIR (paper). One colour "
+        "scale for all variances.",
     ),
     "percentiles": (
         draw_percentiles,

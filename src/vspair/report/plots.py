@@ -355,6 +355,29 @@ def write_all(figures: Mapping[str, Callable[[], Any]], folder: Path) -> list[Pa
     return paths
 
 
+def write_groups(
+    draws: Mapping[str, tuple[str, Callable[[Any], Any]]], numbers: Mapping[str, Any], folder: Path
+) -> list[Path]:
+    """Draw every figure whose numbers are at hand into a folder; return their paths.
+
+    Arguments:
+        draws: By file name, the group of numbers that a figure needs, and what draws it.
+        numbers: Arrays by group and name.
+        folder: Where the PNG files go.
+    """
+    found = {
+        name: partial(draw, numbers[group])
+        for name, (group, draw) in draws.items()
+        if numbers.get(group)
+    }
+    return write_all(found, folder)
+
+
+def captioned(paths: Sequence[Path], captions: Mapping[str, str]) -> str:
+    """Return figures with their captions, as Markdown."""
+    return "\n\n".join(f"![{captions[p.stem]}]({p.name})\n\n{captions[p.stem]}" for p in paths)
+
+
 def load_numbers(path: Path, separator: str) -> dict[str, dict[str, Any]]:
     """Return the arrays that figures are drawn from, by group and name.
 

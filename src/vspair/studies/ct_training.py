@@ -25,7 +25,7 @@ from vspair.baselines.unet import WIDTHS, Plan
 from vspair.config import Config
 from vspair.data import fingerprint
 from vspair.errors import VspairError
-from vspair.fitting import prepare, resumed
+from vspair.fitting import continued
 from vspair.model import InverseModel
 from vspair.norms import refresh_norms
 from vspair.studies.ct_data import GEOMETRY, CtData, Scale, arrange
@@ -56,9 +56,6 @@ _TINY: dict[str, Any] = {
     "y_network": {"width": 2},
 }
 _TINY_WIDTHS = (4, 8)
-
-_HOW = ("capture", "compile", "checkpoint_seconds")
-"""Settings of a training that change its speed and not its result."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +119,6 @@ def vspair_config(preset: str, scale: Scale, share: float) -> Config:
     return configs.override(config, changes)
 
 
-def _plain(config: Config) -> Config:
-    """Return a configuration without what only changes the speed."""
-    plain = asdict(configs.Config().training)
-    return configs.override(config, {"training": {k: plain[k] for k in _HOW}})
-
-
 def train_preset(bench: Bench, preset: str) -> bool:
     """Train a preset into its run folder; return whether it is trained to its end."""
     out, fast = bench.folder / preset, bench.device.type == "cuda"
@@ -136,16 +127,7 @@ def train_preset(bench: Bench, preset: str) -> bool:
     how: dict[str, Any] = {"capture": fast, "compile": fast and bench.compile}
     how["precision"] = "bfloat16" if fast else "float32"
     config = configs.override(vspair_config(preset, bench.scale, share), {"training": how})
-    if not out.exists():
-        trainer = prepare(x, y, config, out=out, device=bench.device)
-    else:
-        run = runs.Run(out)
-        if _plain(run.config) != _plain(config):
-            raise VspairError(
-                f"{out} was trained with other settings. Name another folder by --runs, or "
-                "remove it."
-            )
-        trainer = resumed(x, y, run, bench.device)
+    trainer = continued(x, y, config, out, bench.device)
     return trainer.finished or train_together([trainer], bench.deadline)
 
 

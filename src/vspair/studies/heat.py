@@ -22,8 +22,7 @@ import torch
 from vspair import config as configs
 from vspair import runs
 from vspair.config import Config
-from vspair.errors import VspairError
-from vspair.fitting import prepare, resumed
+from vspair.fitting import continued
 from vspair.problems.heat import PAPER_TEST, PAPER_TRAIN, HeatPairs, HeatProblem
 from vspair.studies.heat_figures import illustrate, numbers
 from vspair.studies.heat_measures import FLOORS, floors, measure
@@ -189,16 +188,9 @@ def train(
 def _trainer(job: Job, folder: Path, scale: Scale, device: torch.device) -> Trainer | None:
     """Return a training that is new or was stopped, or nothing where it is done."""
     _, pairs, _ = draw(job.noise, job.seed, scale)
-    out, capture = folder / job.label, {"training": {"capture": device.type == "cuda"}}
+    capture = {"training": {"capture": device.type == "cuda"}}
     config = configs.override(job.config(scale), capture)
-    if not out.exists():
-        return prepare(pairs.x, pairs.y, config, out=out, device=device)
-    run = runs.Run(out)
-    if configs.override(run.config, capture) != config:
-        raise VspairError(
-            f"{out} was trained with other settings. Name another folder by --runs, or remove it."
-        )
-    trainer = resumed(pairs.x, pairs.y, run, device)
+    trainer = continued(pairs.x, pairs.y, config, folder / job.label, device)
     return None if trainer.finished else trainer
 
 

@@ -37,8 +37,8 @@ PERCENTILES = (0.25, 0.50, 0.96)
 WALK = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 """Perturbations of a factor, from -400 % to +400 % of its value."""
 
-LEADER = "vsPAIR (paper)"
-"""The model whose percentiles decide which images all models are shown on."""
+JUDGES = ("vPAIR", "sVAE", "vsPAIR (paper)")
+"""The models whose mean error decides which images all models are shown on, as in the paper."""
 
 Images = Mapping[str, Tensor]
 
@@ -231,8 +231,9 @@ def illustrate(
     Returns:
         The figures with their captions, as Markdown.
     """
-    leader = measured[LEADER if LEADER in measured else next(iter(measured))][1]
-    shared = at_percentiles(leader["mse30"])
+    judges = [name for name in JUDGES if name in measured] or list(measured)[:1]
+    errors = [measured[name][1]["mse30"] for name in judges]
+    shared = at_percentiles(torch.stack(errors).mean(0))
     found = {
         name: numbers(model, data, images, shared, samples=samples, factor=factor)
         for name, (model, images) in measured.items()
