@@ -207,7 +207,8 @@ def _problem(picture: bytes, scale: dict[str, Any]) -> Section:
             "detail has sunk below the noise, so more than one x fits what we see. An honest "
             "answer is a range of possible maps, not one.",
             f"The model was told nothing of heat, cameras or blur. It was shown "
-            f"{scale['train']:,} examples of before and after, like these, and nothing else.",
+            f"{scale['train']:,} examples of before and after, like these, each moved around at "
+            "random: all that it knows beside them is that every place is alike.",
             Picture(
                 picture,
                 "Three of the examples that the model learned from. Each map has 16 by 16 pixels "
@@ -333,7 +334,7 @@ def write_report(
         out / "index.html",
         "What was it before?",
         "A camera sees a heat map after the heat has spread. A small vsPAIR, trained for "
-        f"{_value(rows, 'training_seconds'):.0f} seconds on examples alone, says what the map was "
+        f"{_value(rows, 'training_seconds'):.0f} seconds on examples, says what the map was "
         "before, how sure it is, and which factors its doubt comes from.",
         sections,
         f"Made by “{summary['command']}” ({summary['commit']}) on {summary['machine']}: "
