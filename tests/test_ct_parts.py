@@ -32,16 +32,13 @@ from vspair.studies.ct_data import (
     spread_out,
 )
 from vspair.studies.ct_measures import (
-    STEPS,
-    code_row,
     codes,
     excess,
     judge_samples,
-    leading,
-    perturbed,
 )
 from vspair.studies.ct_tables import PAPER
 from vspair.studies.ct_training import PRESETS, Bench, vspair_config
+from vspair.studies.factors import STEPS, code_row, leading, perturbed
 
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=1)
 

@@ -18,7 +18,8 @@ from vspair.posterior import Posterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Run
 from vspair.studies import heat as study
-from vspair.studies.heat_figures import FILE, STEPS, leading, perturbed
+from vspair.studies.factors import STEPS, leading, perturbed
+from vspair.studies.heat_figures import FILE
 from vspair.studies.heat_measures import best_penalty, floors, measure, share_inside
 from vspair.together import MOST_LANES
 
@@ -170,13 +171,13 @@ def test_leading_factors_vary_and_are_open() -> None:
     omega[:, 2] = 0.2
     code = SpikeSlab.of(mu, torch.zeros(5, 6), omega)
     post = Posterior(tiny(), code)
-    assert leading(post, 2).tolist() == [4, 1]
+    assert leading(post, k=2).tolist() == [4, 1]
 
 
 def test_perturbed_codes_are_moved_by_sigma() -> None:
     model = tiny()
     post = model.posterior(torch.randn(3, 16, 16))
-    centre, change = perturbed(post, torch.tensor([2, 5]))
+    centre, change = perturbed(post, torch.arange(3), torch.tensor([2, 5]))
     assert change.shape == (3, 2, 5, 16, 16)
     assert float(change[:, :, STEPS.index(0.0)].abs().max()) < 1e-6 < float(change.abs().max())
     z = post.code.mean.clone()

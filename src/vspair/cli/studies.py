@@ -63,7 +63,7 @@ def mnist(
     runs: Annotated[
         Path | None, typer.Option(help="Where to keep the trainings: runs/mnist if not given.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of both vsPAIR presets.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of vsPAIR (paper).")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
     test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
     unit: Annotated[bool, typer.Option("--unit", help="Pixels on [0, 1], not [-1, 1].")] = False,
@@ -103,7 +103,7 @@ def mnist(
         text = compare(data, out, folder=runs, device=device, epochs=epochs or 14, minutes=minutes)
         say(text or "Stopped in time. The same command continues.")
         return
-    counts = {name: seeds if NAMES[name][0] == "vsPAIR" else 1 for name in NAMES}
+    counts = {name: seeds if name == "vsPAIR" else 1 for name in NAMES}
     command = f"vspair reproduce mnist --seeds {seeds}"
     command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
     command += (f" --test {test}" if test < 6000 and not smoke else "") + " --unit" * unit

@@ -28,15 +28,11 @@ from vspair.model import InverseModel
 from vspair.report.plots import load_numbers
 from vspair.studies.ct_data import GEOMETRY, bin_of, edges, spread_out
 from vspair.studies.ct_measures import (
-    STEPS,
     clock,
-    code_row,
     codes,
     judge,
     judge_samples,
-    leading,
     overfitting,
-    perturbed,
     wider,
 )
 from vspair.studies.ct_training import (
@@ -46,6 +42,7 @@ from vspair.studies.ct_training import (
     load_regression,
     load_vspair,
 )
+from vspair.studies.factors import STEPS, code_row, leading, perturbed
 
 __all__ = [
     "WEIGHTS",

@@ -20,28 +20,20 @@ from vspair.metrics import central_interval, coverage, crps, psnr, ssim
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.posterior import Posterior
 from vspair.problems.ct import CtPairs
-from vspair.uncertainty import nnz, spread_over_y, summarise
 
 __all__ = [
     "BEYOND",
-    "STEPS",
     "clock",
-    "code_row",
     "codes",
     "excess",
     "judge",
     "judge_samples",
-    "leading",
     "overfitting",
-    "perturbed",
     "wider",
 ]
 
 BEYOND = 2.0
 """Deviations that an estimate may be from the truth; what is beyond counts as hallucinated."""
-
-STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
-"""Perturbations of a factor, in its own deviations."""
 
 CHUNK = 128
 """Pairs that are treated at once."""
@@ -119,21 +111,6 @@ def codes(model: InverseModel, y: Tensor) -> Posterior:
     return Posterior(model, SpikeSlab(mu, logvar, on, off, model.config.temperature))
 
 
-def code_row(post: Posterior, generator: Generator) -> dict[str, float]:
-    """Return how many factors are active, and how much the codes differ between observations."""
-    assert isinstance(post.code, SpikeSlab)
-    omega = post.code.omega
-    counts, opened = summarise(nnz(post, generator)), omega > 0.5
-    row = {
-        "nnz": counts.mean,
-        "nnz_std": counts.std,
-        "active_share": counts.mean / omega.shape[1],
-        "active": float(opened.double().sum(1).mean()),
-        "ever_active": float(opened.any(0).sum()),
-    }
-    return row | spread_over_y(post)
-
-
 @torch.no_grad()
 def overfitting(
     model: InverseModel, pairs: Mapping[str, CtPairs], samples: int
@@ -161,49 +138,6 @@ def overfitting(
                 sums[i] += float(_per_image((answer - x).square()).sum())
         row[f"autoencoder_{name}"], row[f"inversion_{name}"] = (s / len(part.x) for s in sums)
     return row
-
-
-def leading(post: Posterior, rows: Tensor, k: int = 4) -> Tensor:
-    """Return the k factors whose mu varies most over observations, for some of them.
-
-    Arguments:
-        post: The posterior of B observations.
-        rows: The n observations to name factors for. Those whose gate is open there, with a
-            probability above one half, come before all others.
-        k: How many factors.
-
-    Returns:
-        Indices with shape (n, k).
-    """
-    assert isinstance(post.code, SpikeSlab)
-    varies = post.code.mu.double().var(0)
-    opened = post.code.omega[rows.to(varies.device)] > 0.5
-    return torch.where(opened, varies + varies.max() + 1, varies).topk(k).indices
-
-
-@torch.no_grad()
-def perturbed(post: Posterior, rows: Tensor, dims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what moving one factor by multiples of its sigma does to the decoded mean code.
-
-    Arguments:
-        post: The posterior of B observations.
-        rows: Some of them, with shape (n,).
-        dims: The factors of each, with shape (n, k).
-
-    Returns:
-        The decoded mean code, with shape (n, R, C), and the differences to it, with shape
-        (n, k, 5, R, C).
-    """
-    code = post.code
-    assert isinstance(code, SpikeSlab)
-    mean, rows = code.mean, rows.to(code.mean.device)
-    sigma = code.slab.variance.sqrt()[rows].gather(1, dims)
-    moves = sigma.unsqueeze(-1) * sigma.new_tensor(STEPS)
-    z = mean[rows][:, None, None].repeat(1, dims.shape[1], len(STEPS), 1)
-    where = dims[:, :, None, None].expand(*moves.shape, 1)
-    z.scatter_add_(-1, where, moves.unsqueeze(-1))
-    centre = post.decode(mean[rows])
-    return centre, post.decode(z) - centre[:, None, None]
 
 
 # -- time -----------------------------------------------------------------------------------

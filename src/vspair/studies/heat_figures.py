@@ -15,13 +15,13 @@ from torch import Generator, Tensor
 from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.model import InverseModel
-from vspair.posterior import Posterior
 from vspair.problems.heat import HeatPairs
 from vspair.report import heat as report
 from vspair.report.plots import load_numbers
+from vspair.studies.factors import leading, perturbed
 from vspair.studies.heat_measures import FEW
 
-__all__ = ["FILE", "STEPS", "illustrate", "leading", "numbers", "perturbed", "redraw"]
+__all__ = ["FILE", "illustrate", "numbers", "redraw"]
 
 FILE = "figures.npz"
 SHOWN = 4
@@ -29,44 +29,6 @@ SHOWN = 4
 
 WALKED = 2
 """Test pairs whose factors are perturbed."""
-
-STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
-"""Perturbations of a factor, in its own deviations."""
-
-
-def leading(post: Posterior, k: int = 4) -> Tensor:
-    """Return the k factors whose mu varies most over the observations, indices of shape (k,).
-
-    Only factors whose gate is open, with a mean probability above one half, are named before all
-    others.
-    """
-    assert isinstance(post.code, SpikeSlab)
-    varies = post.code.mu.double().var(0)
-    opened = post.code.omega.double().mean(0) > 0.5
-    return torch.where(opened, varies + varies.max() + 1, varies).topk(k).indices
-
-
-@torch.no_grad()
-def perturbed(post: Posterior, dims: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what moving one factor by multiples of its sigma does to the decoded mean code.
-
-    Arguments:
-        post: The posterior of B observations.
-        dims: K factors, with shape (K,).
-
-    Returns:
-        The decoded mean code, with shape (B, H, W), and the differences to it, with shape
-        (B, K, 5, H, W).
-    """
-    code = post.code
-    assert isinstance(code, SpikeSlab)
-    sigma = code.slab.variance.sqrt()[:, dims]
-    moves = sigma.unsqueeze(-1) * sigma.new_tensor(STEPS)
-    z = code.mean[:, None, None].repeat(1, len(dims), len(STEPS), 1)
-    where = dims[:, None, None].expand(*moves.shape, 1)
-    z.scatter_add_(-1, where, moves.unsqueeze(-1))
-    centre = post.decode(code.mean)
-    return centre, post.decode(z) - centre[:, None, None]
 
 
 @torch.no_grad()
@@ -82,7 +44,7 @@ def numbers(model: InverseModel, test: HeatPairs, images: Mapping[str, Tensor]) 
     assert isinstance(few.code, SpikeSlab)
     drawn = few.sample(FEW, Generator(model.log_width.device).manual_seed(0))
     dims = leading(post)
-    centre, change = perturbed(model.posterior(test.y[:WALKED]), dims)
+    centre, change = perturbed(post, torch.arange(WALKED), dims)
     found = {
         "x": test.x[:SHOWN],
         "y": test.y[:SHOWN],

@@ -6,12 +6,11 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.baselines.ridge import Ridge
-from vspair.codes import SpikeSlab
 from vspair.metrics import central_interval, coverage, crps
 from vspair.model import InverseModel
-from vspair.posterior import Posterior
 from vspair.problems.heat import HeatPairs, HeatProblem
-from vspair.uncertainty import nnz, spread_over_y, summarise, uncertainty_error
+from vspair.studies.factors import code_row
+from vspair.uncertainty import uncertainty_error
 
 __all__ = ["FLOORS", "best_penalty", "floors", "measure", "share_inside"]
 
@@ -100,7 +99,7 @@ def measure(
     row["relative_mse_mean"] = row["mse_mean"] / field
     row["mse_approximate_mean"] = _mse(post.approximate_mean(), x)
     row["variance_50"] = float(drawn[:FEW].var(0).mean())
-    row |= _scores(drawn, x, "") | _code_row(post, generator)
+    row |= _scores(drawn, x, "") | code_row(post, generator)
     drawn = model.posterior(test.y, noise=True).sample(samples, generator)
     row |= _scores(drawn, x, "_with_noise") | {"parameters": float(model.n_parameters)}
     for name, error in (("", images["mse"]), ("_mean", images["mse_mean"])):
@@ -129,18 +128,3 @@ def _scores(drawn: Tensor, x: Tensor, suffix: str) -> dict[str, float]:
         f"coverage_90{suffix}": float(inside.mean()),
         f"crps{suffix}": float(crps(drawn, x).mean()),
     }
-
-
-def _code_row(post: Posterior, generator: Generator) -> dict[str, float]:
-    """Return how many factors are active, and how much the codes differ between observations."""
-    assert isinstance(post.code, SpikeSlab)
-    counts = summarise(nnz(post, generator))
-    opened = post.code.omega > 0.5
-    row = {
-        "nnz": counts.mean,
-        "nnz_std": counts.std,
-        "active_share": counts.mean / opened.shape[1],
-        "active": float(opened.double().sum(1).mean()),
-        "ever_active": float(opened.any(0).sum()),
-    }
-    return row | spread_over_y(post)
