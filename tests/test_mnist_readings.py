@@ -43,6 +43,11 @@ def test_rows_are_added_and_replaced(digits: InpaintingData, tmp_path: Path) -> 
     assert all(line.count("|") == lines[0].count("|") for line in lines)
 
 
+def test_an_unknown_reading_is_refused(digits: InpaintingData, tmp_path: Path) -> None:
+    with pytest.raises(VspairError, match=r"no reading 'sVAE2'. There are: vsPAIR: sigma;"):
+        readings.compare(digits, tmp_path, folder=tmp_path, names=["sVAE2"])
+
+
 def test_the_papers_values_close_the_table() -> None:
     assert readings.table([]).splitlines()[-1].startswith("| paper: vsPAIR | 100 | 39 | 0.0762 |")
 

@@ -72,6 +72,9 @@ def mnist(
     readings: Annotated[
         bool, typer.Option("--readings", help="Compare readings of what the paper leaves open.")
     ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A reading by its name; more than once for more.")
+    ] = None,
     perturbations: Annotated[
         bool, typer.Option("--perturbations", help="Compare perturbations of trained models.")
     ] = False,
@@ -100,7 +103,10 @@ def mnist(
         say(perturb(data, out, folder=runs, device=device))
         return
     if readings:
-        text = compare(data, out, folder=runs, device=device, epochs=epochs or 14, minutes=minutes)
+        text = compare(
+            data, out, folder=runs, names=only, device=device, epochs=epochs or 14,
+            minutes=minutes,
+        )  # fmt: skip
         say(text or "Stopped in time. The same command continues.")
         return
     counts = {name: seeds if name == "vsPAIR" else 1 for name in NAMES}

@@ -14,6 +14,7 @@ from typing import Any
 
 from vspair import config as configs
 from vspair import runs
+from vspair.errors import VspairError
 from vspair.problems.inpainting import InpaintingData
 from vspair.studies import mnist as study
 from vspair.together import MOST_LANES, in_time
@@ -33,6 +34,7 @@ READINGS: dict[str, tuple[str, Changes]] = {
     "vsPAIR: log variance": _vspair("logvar"),
     "vsPAIR: sigma, no binary penalty": _vspair("sigma", lambda_binary=0.0),
     "vsPAIR: variance, no binary penalty": _vspair("variance", lambda_binary=0.0),
+    "vsPAIR: log variance, no binary penalty": _vspair("logvar", lambda_binary=0.0),
     "vsPAIR: sigma, rho closed": _vspair("sigma", "closed"),
     "vsPAIR: variance, rho closed": _vspair("variance", "closed"),
     "vsPAIR: log variance, rho closed": _vspair("logvar", "closed"),
@@ -61,8 +63,7 @@ COLUMNS = {
     "mse30": "MSE30",
     "mse_training_mode": "MSE, batch norm as in training",
     "always_active": "always active",
-    "localization_median_stable": "median ratio",
-    "localization_corrupted_mse_stable": "corrupted MSE",
+    "nnz_encoder": "nnz of the encoder",
     "variance_ratio": "variance ratio",
     "uncertainty_error_r": "r",
 }
@@ -105,6 +106,8 @@ def compare(
         The table as Markdown, or nothing where time ran out: call again to continue.
     """
     names = names or list(READINGS)[:MOST_LANES]
+    if unknown := [name for name in names if name not in READINGS]:
+        raise VspairError(f"There is no reading {unknown[0]!r}. There are: {'; '.join(READINGS)}.")
     runs.make_folder(out)
     work = jobs(names)
     deadline = in_time(minutes)
