@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
-from vspair.acceleration import precision
+from vspair.acceleration import precision, prepared
 from vspair.config import Config
 from vspair.fitting import prepare
 from vspair.training import Trainer
@@ -97,3 +97,26 @@ def test_models_are_plain_again_after_fast_training() -> None:
     t = trainer(config("vsPAIR", compile=True, epochs=1), "cpu")
     t.train(show=False)
     assert all(m._compiled_call_impl is None for m in t.model.modules())
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_bfloat16_on_a_cpu_multiplies_float32_matrices_exactly(
+    monkeypatch: pytest.MonkeyPatch, amx: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    model = trainer(config("vsPAIR"), "cpu").model
+    before = torch.get_float32_matmul_precision()
+    with prepared(model, False, "bfloat16"):
+        # On a CPU with AMX, the faster products would be those of bfloat16.
+        assert torch.get_float32_matmul_precision() == (before if amx else "medium")
+    assert torch.get_float32_matmul_precision() == before
+    with prepared(model, False, "float32"):
+        assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_products_of_a_bfloat16_training_do_not_round() -> None:
+    model = trainer(config("vsPAIR"), "cpu").model
+    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
+    with prepared(model, False, "bfloat16"):
+        error = (a @ b - (a.double() @ b.double())).abs().max()
+    assert error < 1e-4  # rounded to bfloat16, factors give 0.1

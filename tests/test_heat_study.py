@@ -249,6 +249,26 @@ def test_other_settings_need_other_runs(results: Path) -> None:
     assert study.train([study.Job("paper")], results / "runs", scale=FEW, device="cpu")
 
 
+def test_one_preset_is_trained_alone_and_in_bfloat16(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"folder": tmp_path / "runs", "scale": FEW, "device": "cpu"}
+    text = study.reproduce(tmp_path / "out", seeds=2, only="paper", fast=True, **where)
+    assert text is not None
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
+        "paper-noise0-0",
+        "paper-noise0-1",
+    ]
+    assert Run(tmp_path / "runs" / "paper-noise0-1").config.training.precision == "bfloat16"
+    assert "epochs in bfloat16" in text
+    assert "calibrated" not in text
+    assert "noise.png" not in text
+    assert text.count("\n- Better with ") == 1
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(VspairError, match=r"only = 'papr': expected one of paper, calibrated"):
+        study.plan(1, "papr")
+
+
 def test_drawing_needs_saved_numbers(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["reproduce", "heat", "--draw", "--out", str(tmp_path)])
     assert isinstance(done.exception, VspairError)

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.objective import Stage
 
-__all__ = ["Captured", "Precision", "compiled", "eagerly", "networks", "precision"]
+__all__ = ["Captured", "Precision", "compiled", "eagerly", "networks", "precision", "prepared"]
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -59,6 +59,34 @@ def precision(device: torch.device, name: Precision) -> AbstractContextManager[o
     if name == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Let oneDNN multiply float32 matrices on a CPU: on some it is 1.5 times as fast as MKL.
+
+    Where it would round factors to bfloat16, on CPUs with AMX, nothing changes.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def prepared(model: InverseModel, compile: bool, name: Precision) -> Iterator[None]:
+    """Make a whole training faster: compiled networks, and products that bfloat16 goes with."""
+    on_cpu = model.log_width.device.type == "cpu"
+    with (
+        compiled(model) if compile else nullcontext(),
+        fast_products() if on_cpu and name == "bfloat16" else nullcontext(),
+    ):
+        yield
 
 
 class Captured:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Generator as Steps
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.acceleration import Captured, compiled, eagerly, precision
+from vspair.acceleration import Captured, eagerly, precision, prepared
 from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
 from vspair.data import random_shift, split
@@ -277,9 +277,9 @@ class Trainer:
 
     def _expect_finite(self, row: dict[str, Any]) -> None:
         """Stop before anything is saved that is not a number."""
-        largest = torch.stack(torch._foreach_norm([p.detach() for p in self.parameters], math.inf))
+        sums = torch.stack([p.detach().sum() for p in self.parameters])
         sick = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
-        if sick or not bool(largest.isfinite().all()):
+        if sick or not bool(sums.isfinite().all()):
             what = f"{sick[0]} is {row[sick[0]]}" if sick else "A weight is not finite"
             raise VspairError(
                 f"{what} in epoch {self.state.epoch}: training has diverged. Lower the learning "
@@ -338,13 +338,11 @@ class Trainer:
             self._rewrite(rows)
         self._saved = time.monotonic()
         start = self._saved - self.state.seconds
-        with ExitStack() as stack:
-            step: Callable[[Tensor, Stage], None] = self._step
-            if self.config.training.compile:
-                stack.enter_context(compiled(self.model))
+        t = self.config.training
+        step: Callable[[Tensor, Stage], None] = self._step
+        with prepared(self.model, t.compile, t.precision):
             if self._captures:
-                size = self.config.training.batch_size
-                step = Captured(self._step, size, self.generator, self._mutable)
+                step = Captured(self._step, t.batch_size, self.generator, self._mutable)
             while not self.finished:
                 stage, _ = self._stage()
                 for _ in self._epoch(step):

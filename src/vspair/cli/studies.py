@@ -130,9 +130,13 @@ def heat(
         Path | None, typer.Option(help="Where to keep the trainings: runs/heat if not given.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds without noise; with noise one.")] = 3,
+    only: Annotated[
+        str, typer.Option(help="One preset, without noise: paper or calibrated.")
+    ] = "",
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 1,250.")] = 0,
     minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
     device: Device = "auto",
+    fast: Annotated[bool, typer.Option("--fast", help="Networks in bfloat16.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few pairs.")] = False,
     draw: Draw = False,
 ) -> None:
@@ -147,11 +151,14 @@ def heat(
         drew(redraw(out))
         return
     command = f"vspair reproduce heat --seeds {seeds}"
+    command += f" --only {only}" if only else ""
     command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
+    command += " --fast" * fast
     scale = SMOKE if smoke else Scale(epochs=epochs)
     text = run(
-        out, folder=runs, seeds=seeds, scale=scale, device=device, minutes=minutes, command=command
-    )
+        out, folder=runs, seeds=seeds, only=only, scale=scale, device=device, fast=fast,
+        minutes=minutes, command=command,
+    )  # fmt: skip
     say(text or "Stopped in time. The same command continues.")
 
 

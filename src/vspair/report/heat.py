@@ -240,7 +240,8 @@ def _figures(numbers: Numbers) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"{name}_{preset}", partial(draw, numbers, preset)
     yield "uncertainty_error", partial(draw_uncertainty_error, numbers)
     yield "source", partial(draw_source, numbers)
-    yield "noise", partial(draw_noise, numbers)
+    if "noise" in numbers:
+        yield "noise", partial(draw_noise, numbers)
 
 
 CAPTIONS = {

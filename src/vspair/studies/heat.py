@@ -22,11 +22,12 @@ import torch
 from vspair import config as configs
 from vspair import runs
 from vspair.config import Config
+from vspair.errors import VspairError
 from vspair.fitting import continued
 from vspair.problems.heat import PAPER_TEST, PAPER_TRAIN, HeatPairs, HeatProblem
 from vspair.studies.heat_figures import illustrate, numbers
 from vspair.studies.heat_measures import FLOORS, floors, measure
-from vspair.studies.results import Row, markdown, write_summary
+from vspair.studies.results import Row, epochs_in_words, markdown, write_summary
 from vspair.together import MOST_LANES, in_time, train_together
 from vspair.training import Trainer
 
@@ -134,12 +135,19 @@ class Job:
         return configs.override(configs.shipped(f"heat-{self.preset}"), changes)
 
 
-def plan(seeds: int) -> list[Job]:
-    """Return the trainings: so many seeds of both presets without noise, one with each noise."""
+def plan(seeds: int, only: str = "") -> list[Job]:
+    """Return the trainings: so many seeds of both presets without noise, one with each noise.
+
+    Arguments:
+        seeds: How many seeds without noise.
+        only: A preset that is trained alone, without noise.
+    """
+    if only and only not in PRESETS:
+        raise VspairError(f"only = {only!r}: expected one of {', '.join(PRESETS)}.")
     return [
         Job(preset, noise, seed)
-        for noise in NOISE
-        for preset in PRESETS
+        for noise in (NOISE[:1] if only else NOISE)
+        for preset in ([only] if only else PRESETS)
         for seed in range(1 if noise else seeds)
     ]
 
@@ -163,6 +171,7 @@ def train(
     *,
     scale: Scale | None = None,
     device: str = "auto",
+    fast: bool = False,
     deadline: float | None = None,
 ) -> bool:
     """Train what is not trained yet, side by side, each in its run folder.
@@ -172,6 +181,7 @@ def train(
         folder: Where the run folders are; a stopped training continues.
         scale: How much to train; the paper's where not given.
         device: Where to train; on a GPU, steps are replayed as CUDA graphs.
+        fast: Whether networks run in bfloat16.
         deadline: Save and stop at this time of ``time.monotonic``.
 
     Returns:
@@ -179,17 +189,21 @@ def train(
     """
     where, scale = runs.pick_device(device), scale or Scale()
     for start in range(0, len(jobs), MOST_LANES):
-        lanes = [_trainer(job, folder, scale, where) for job in jobs[start : start + MOST_LANES]]
+        some = jobs[start : start + MOST_LANES]
+        lanes = [_trainer(job, folder, scale, where, fast) for job in some]
         if not train_together([t for t in lanes if t is not None], deadline):
             return False
     return True
 
 
-def _trainer(job: Job, folder: Path, scale: Scale, device: torch.device) -> Trainer | None:
+def _trainer(
+    job: Job, folder: Path, scale: Scale, device: torch.device, fast: bool
+) -> Trainer | None:
     """Return a training that is new or was stopped, or nothing where it is done."""
     _, pairs, _ = draw(job.noise, job.seed, scale)
-    capture = {"training": {"capture": device.type == "cuda"}}
-    config = configs.override(job.config(scale), capture)
+    means: dict[str, Any] = {"capture": device.type == "cuda"}
+    means["precision"] = "bfloat16" if fast else "float32"
+    config = configs.override(job.config(scale), {"training": means})
     trainer = continued(pairs.x, pairs.y, config, folder / job.label, device)
     return None if trainer.finished else trainer
 
@@ -202,8 +216,10 @@ def reproduce(
     *,
     folder: Path,
     seeds: int = 3,
+    only: str = "",
     scale: Scale | None = None,
     device: str = "auto",
+    fast: bool = False,
     minutes: float = 0.0,
     command: str = "",
 ) -> str | None:
@@ -213,8 +229,10 @@ def reproduce(
         out: The folder of the results; files of an earlier study in it are replaced.
         folder: The folder of the runs; what is trained there is not trained again.
         seeds: How many seeds without noise.
+        only: A preset that is trained alone, without noise.
         scale: How much to train; the paper's where not given.
         device: Where to train.
+        fast: Whether networks run in bfloat16.
         minutes: Save and stop after so many minutes; 0 trains to the end.
         command: What made the results.
 
@@ -222,10 +240,11 @@ def reproduce(
         The tables as Markdown, or nothing where time ran out: call again to continue.
     """
     runs.make_folder(out)
-    scale, jobs = scale or Scale(), plan(seeds)
-    if not train(jobs, folder, scale=scale, device=device, deadline=in_time(minutes)):
+    scale, jobs = scale or Scale(), plan(seeds, only)
+    how: dict[str, Any] = {"scale": scale, "device": device, "fast": fast}
+    if not train(jobs, folder, deadline=in_time(minutes), **how):
         return None
-    rows, shown = _floor_rows(seeds, scale), {}
+    rows, shown = _floor_rows(jobs, scale), {}
     measured = []
     for job in jobs:
         model, (_, _, test) = runs.load(folder / job.label, device), _data(job, scale)
@@ -235,12 +254,14 @@ def reproduce(
             shown[job.preset] = numbers(model, test, images)
     rows += _learned_rows(measured)
     about = dataclasses.asdict(scale) | {
-        "epochs": scale.epochs or {p: Job(p).config(scale).training.epochs for p in PRESETS},
+        "epochs": scale.epochs or {j.preset: j.config(scale).training.epochs for j in jobs},
         "paper_scale": scale == Scale(),
+        "precision": "bfloat16" if fast else "float32",
     }
     where = runs.pick_device(device)
     write_summary(out / "summary.json", "heat", command, about, rows, str(where))
-    figures = illustrate(shown | {"noise": _noise_numbers(rows)}, out)
+    noise = {} if only else {"noise": _noise_numbers(rows)}
+    figures = illustrate(shown | noise, out)
     text = _text(rows, seeds, about, command, runs.machine(where))
     text += f"\n## Figures\n\n{figures}\n"
     runs.write_text(out / "README.md", text)
@@ -266,10 +287,11 @@ def _summaries(found: list[dict[str, float]]) -> Iterator[tuple[str, float, floa
         yield metric, statistics.fmean(values), spread, len(values)
 
 
-def _floor_rows(seeds: int, scale: Scale) -> list[Row]:
+def _floor_rows(jobs: list[Job], scale: Scale) -> list[Row]:
     rows = []
-    for noise in NOISE:
-        data = [draw(noise, seed, scale) for seed in range(1 if noise else seeds)]
+    for noise in dict.fromkeys(job.noise for job in jobs):
+        seeds = sorted({job.seed for job in jobs if job.noise == noise})
+        data = [draw(noise, seed, scale) for seed in seeds]
         field = statistics.fmean(float(test.x.double().var()) for _, _, test in data)
         rows.append(Row("field", "", "variance", field, condition=_condition(noise)))
         for name, value, spread, n in _summaries([floors(*part) for part in data]):
@@ -297,18 +319,25 @@ def _methods() -> dict[str, tuple[str, str]]:
     return {name: (model, "") for model, name in FLOORS.items()} | learned
 
 
+def _levels(rows: list[Row]) -> list[float]:
+    """Return the noise levels that there are rows of."""
+    return [noise for noise in NOISE if _condition(noise) in {row.condition for row in rows}]
+
+
 def _by_noise(rows: list[Row]) -> dict[str, list[float]]:
-    """Return the MSE of each method's best estimate, one value a noise level."""
+    """Return the MSE of the best estimate of each method in rows, one value a noise level."""
     found = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == "mse_mean"}
     return {
-        name: [found[(*key, _condition(noise))] for noise in NOISE]
+        name: [found[(*key, _condition(noise))] for noise in _levels(rows)]
         for name, key in _methods().items()
+        if (*key, _condition(0.0)) in found
     }
 
 
 def _noise_numbers(rows: list[Row]) -> dict[str, Any]:
     """Return what the figure of errors over noise shows."""
-    return {"levels": np.array(NOISE)} | {k: np.array(v) for k, v in _by_noise(rows).items()}
+    levels = {"levels": np.array(_levels(rows))}
+    return levels | {name: np.array(values) for name, values in _by_noise(rows).items()}
 
 
 # -- words ----------------------------------------------------------------------------------
@@ -318,7 +347,7 @@ def _noise_table(rows: list[Row]) -> str:
     """Return the MSE of every method for each noise, the least in bold."""
     table = _by_noise(rows)
     lines = [f"| noise | {' | '.join(table)} |", "|---" * (len(table) + 1) + "|"]
-    for i, noise in enumerate(NOISE):
+    for i, noise in enumerate(_levels(rows)):
         values = [column[i] for column in table.values()]
         cells = [f"**{v:.3g}**" if v == min(values) else f"{v:.3g}" for v in values]
         lines.append(f"| {100 * noise:g} % | {' | '.join(cells)} |")
@@ -328,12 +357,12 @@ def _noise_table(rows: list[Row]) -> str:
 def _verdict(rows: list[Row]) -> str:
     """Say for each noise which methods the learned ones are better than."""
     table, lines = _by_noise(rows), []
-    for i, noise in enumerate(NOISE):
+    learned = [name for name in table if name not in FLOORS.values()]
+    for i, noise in enumerate(_levels(rows)):
         words = []
-        for preset in PRESETS:
-            ours = table[f"vsPAIR ({preset})"][i]
-            beaten = [name for name in FLOORS.values() if ours < table[name][i]]
-            words.append(f"vsPAIR ({preset}) than {', '.join(beaten) or 'none'}")
+        for name in learned:
+            beaten = [floor for floor in FLOORS.values() if table[name][i] < table[floor][i]]
+            words.append(f"{name} than {', '.join(beaten) or 'none'}")
         lines.append(f"- Better with {100 * noise:g} % noise: {'; '.join(words)}.")
     return "\n".join(lines)
 
@@ -348,10 +377,11 @@ def _text(rows: list[Row], seeds: int, about: dict[str, Any], command: str, mach
     parts = [
         "# The heat equation (section 4.4)",
         f"Made by `{command}` at commit {runs.commit()} on {machine}: {about['train']:,} training "
-        f"and {about['test']:,} test pairs, epochs {about['epochs']}, {about['samples']:,} "
-        f"samples. Seeds without noise: {seeds}, each with its own pairs and weights; means plus "
-        "or minus the deviation over them. Seeds with noise: 1. The paper's value stands behind "
-        f"ours. Our test fields have variance {field:.3g}; the paper does not say its own, "
+        f"and {about['test']:,} test pairs, {epochs_in_words(about['epochs'])} epochs in "
+        f"{about['precision']}, {about['samples']:,} samples. Seeds without noise: {seeds}, each "
+        f"with its own pairs and weights; means plus or minus the deviation over them."
+        f"{' Seeds with noise: 1.' if len(_levels(rows)) > 1 else ''} The paper's value stands "
+        f"behind ours. Our test fields have variance {field:.3g}; the paper does not say its own, "
         "so that only shares of the variance can be compared between the two.",
     ]
     for title, metrics in TABLES.items():

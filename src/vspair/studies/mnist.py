@@ -27,7 +27,7 @@ from vspair.model import InverseModel, PairedAutoencoder
 from vspair.posterior import Posterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem, floors
 from vspair.studies.mnist_figures import illustrate, scattered
-from vspair.studies.results import Row, markdown, write_summary
+from vspair.studies.results import Row, epochs_in_words, markdown, write_summary
 from vspair.together import in_time, train_together
 from vspair.training import Trainer
 from vspair.uncertainty import (
@@ -399,7 +399,7 @@ def _text(
     parts = [
         "# Blind inpainting on MNIST (section 4.2)",
         f"Made by `{command}` at commit {runs.commit()} on {where}: {scale['train']:,} training "
-        f"and {scale['test']:,} test pairs, {_epochs(scale['epochs'])} epochs. Errors on "
+        f"and {scale['test']:,} test pairs, {epochs_in_words(scale['epochs'])} epochs. Errors on "
         f"[{data.low:g}, {data.high:g}]; times {data.scale:g} on [0, 1]. The paper's value stands "
         "behind ours; where its text leaves a choice, [readings.md](readings.md) says what was "
         "tried.",
@@ -418,15 +418,6 @@ _REMARKS = (
     "one sample; all dimensions are those that are not zero in it. Images without a dimension to "
     "perturb have no ratio. Coverage is of single pixels."
 )
-
-
-def _epochs(epochs: int | dict[str, int]) -> str:
-    """Return a number of epochs, or one for each model."""
-    if isinstance(epochs, int):
-        return str(epochs)
-    if len(set(epochs.values())) == 1:
-        return str(next(iter(epochs.values())))
-    return ", ".join(f"{n} ({name})" for name, n in epochs.items())
 
 
 def _scaled(rows: list[Row], scale: float) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vspair import runs
 
-__all__ = ["Row", "markdown", "write_summary"]
+__all__ = ["Row", "epochs_in_words", "markdown", "write_summary"]
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,12 @@ def _cell(row: Row | None) -> str:
     spread = "" if row.spread is None else f" ± {row.spread:.2g}"
     paper = "" if row.paper is None else f" (paper {row.paper:.4g})"
     return f"{row.value:.4g}{spread}{paper}"
+
+
+def epochs_in_words(epochs: int | dict[str, int]) -> str:
+    """Return a number of epochs, or one for each model."""
+    if isinstance(epochs, int):
+        return str(epochs)
+    if len(set(epochs.values())) == 1:
+        return str(next(iter(epochs.values())))
+    return ", ".join(f"{n} ({name})" for name, n in epochs.items())
