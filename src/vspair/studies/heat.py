@@ -31,7 +31,9 @@ from vspair.studies.results import Row, epochs_in_words, markdown, write_summary
 from vspair.together import MOST_LANES, in_time, train_together
 from vspair.training import Trainer
 
-__all__ = ["PROBLEM", "SMOKE", "Job", "Scale", "draw", "plan", "reproduce", "train"]
+__all__ = [
+    "PROBLEM", "SMOKE", "Job", "Scale", "draw", "noise_table", "plan", "reproduce", "train",
+]  # fmt: skip
 
 PROBLEM = HeatProblem(decay=1.25, series=0.7, source_amplitude=(3.0, 6.0), source_width=(0.4, 0.8))
 """The equation as printed. The paper gives neither amplitudes nor decay nor the source's size:
@@ -343,7 +345,7 @@ def _noise_numbers(rows: list[Row]) -> dict[str, Any]:
 # -- words ----------------------------------------------------------------------------------
 
 
-def _noise_table(rows: list[Row]) -> str:
+def noise_table(rows: list[Row]) -> str:
     """Return the MSE of every method for each noise, the least in bold."""
     table = _by_noise(rows)
     lines = [f"| noise | {' | '.join(table)} |", "|---" * (len(table) + 1) + "|"]
@@ -386,7 +388,7 @@ def _text(rows: list[Row], seeds: int, about: dict[str, Any], command: str, mach
     ]
     for title, metrics in TABLES.items():
         parts += [f"## {title}", markdown(plain, metrics)]
-    parts += [_REMARKS, "## Beside methods that are given the equation", _noise_table(rows)]
+    parts += [_REMARKS, "## Beside methods that are given the equation", noise_table(rows)]
     parts += [_METHODS, _verdict(rows)]
     return "\n\n".join(parts) + "\n"
 
