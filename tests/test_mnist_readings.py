@@ -43,6 +43,21 @@ def test_rows_are_added_and_replaced(digits: InpaintingData, tmp_path: Path) -> 
     assert all(line.count("|") == lines[0].count("|") for line in lines)
 
 
+def test_readings_do_not_follow_the_shipped_penalty() -> None:
+    for job in readings.jobs([name for name in readings.READINGS if name.startswith("vsPAIR")]):
+        expected = 0.0 if "no-binary" in job.name else 0.05
+        assert job.config.objective.lambda_binary == expected, job.name
+
+
+def test_perturbations_without_models_leave_earlier_results(
+    digits: InpaintingData, tmp_path: Path
+) -> None:
+    (tmp_path / "perturbations.md").write_text("earlier")
+    with pytest.raises(VspairError, match=r"no trained model of the study. Train first"):
+        perturbations.compare(digits, tmp_path, folder=tmp_path / "none", device="cpu")
+    assert (tmp_path / "perturbations.md").read_text() == "earlier"
+
+
 def test_an_unknown_reading_is_refused(digits: InpaintingData, tmp_path: Path) -> None:
     with pytest.raises(VspairError, match=r"no reading 'sVAE2'. There are: vsPAIR: sigma;"):
         readings.compare(digits, tmp_path, folder=tmp_path, names=["sVAE2"])

@@ -171,7 +171,8 @@ def pick_device(name: str) -> torch.device:
 
 def machine(device: str | torch.device = "cpu") -> str:
     """Return what the computation runs on, in words."""
-    if torch.device(device).type == "cuda":
+    device = pick_device(device) if isinstance(device, str) else device
+    if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {os.cpu_count()} cores ({platform.machine()})"
 

@@ -89,7 +89,7 @@ def mnist(
     from vspair.studies.mnist_perturbations import compare as perturb
     from vspair.studies.mnist_readings import compare, some_tests
 
-    name, low = "mnist-smoke" if smoke else "mnist", 0.0 if unit else -1.0
+    name, low = "mnist" + "-unit" * unit + "-smoke" * smoke, 0.0 if unit else -1.0
     out, runs = out or Path("results", name), runs or Path("runs", name)
     if draw:
         drew(redraw(out))
@@ -198,5 +198,40 @@ def ct(
     given: dict[str, Any] = {"epochs": epochs, "prior_epochs": prior_epochs, "copies": copies}
     scale = SMOKE if smoke else Scale(**given, dps_images=dps_images, zeta=zeta)
     how: dict[str, Any] = {"device": device, "minutes": minutes, "compile": compile}
+    text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
+    say(text or "Stopped in time. The same command continues.")
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues from the last checkpoints.")
+def ct_sweeps(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of real slices; VSPAIR_DATA, or phantoms, if not given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="results/ct-sweeps if not given.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="runs/ct-sweeps if not given.")] = None,
+    only: Annotated[str, typer.Option(help="prior, gamma or report.")] = "",
+    epochs: Annotated[
+        int, typer.Option(min=0, help="Of each training; 0 for the paper's 500.")
+    ] = 60,
+    lanes: Annotated[int, typer.Option(min=1, max=16, help="Trainings side by side.")] = 1,
+    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    device: Device = "auto",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep weights, gigabytes each.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few slices.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Appendix B: what alpha0, beta0 and gamma_x do to computed tomography."""
+    from vspair.studies.ct_sweeps import SMOKE, Scale
+    from vspair.studies.ct_sweeps import reproduce as run
+    from vspair.studies.ct_sweeps_tables import redraw
+
+    name = "ct-sweeps-smoke" if smoke else "ct-sweeps"
+    out, runs = out or Path("results", name), runs or Path("runs", name)
+    if draw:
+        drew(redraw(out))
+        return
+    how: dict[str, Any] = {"device": device, "minutes": minutes, "lanes": lanes, "keep": keep}
+    scale = SMOKE if smoke else Scale(epochs=epochs)
     text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
     say(text or "Stopped in time. The same command continues.")

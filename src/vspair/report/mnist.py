@@ -159,7 +159,7 @@ def draw_localisation(numbers: Numbers, path: Path) -> None:
     grid = figure.subplots(1, len(panels))
     for ax, (name, (title, label)) in zip(grid, panels.items(), strict=True):
         _histograms(ax, {model: part[name] for model, part in found.items()})
-        ax.set_title(title, pad=10)
+        ax.set_title(title, pad=30)
         ax.set_xlabel(label)
         quiet(ax)
     grid[0].set_ylabel("share of images (%)")
@@ -176,14 +176,15 @@ def _histograms(axes: Any, values: dict[str, Any]) -> None:
     every = np.concatenate(list(kept.values()))
     low, high = np.percentile(every, [0.2, 99.8]) if len(every) else (0.0, 1.0)
     edges = np.linspace(low, max(high, low + 0.1), 36)
-    for (model, v), dash in zip(kept.items(), cycle(DASHES), strict=False):
+    for i, ((model, v), dash) in enumerate(zip(kept.items(), cycle(DASHES), strict=False)):
         heights = np.histogram(np.clip(v, edges[0], edges[-1]), edges)[0] * 100 / max(len(v), 1)
         style: dict[str, Any] = {"color": colour_of(model), "linestyle": dash}
         axes.stairs(heights, edges, baseline=None, linewidth=1.6, label=model, **style)
         if len(v):
+            # One above the other, so that equal medians do not hide each other.
             axes.plot(
-                np.median(v), 1.0, "v", color=colour_of(model), markersize=7, clip_on=False,
-                transform=axes.get_xaxis_transform(),
+                np.median(v), 1.0 + 0.03 * i, "v", color=colour_of(model), markersize=7,
+                clip_on=False, transform=axes.get_xaxis_transform(),
             )  # fmt: skip
     none = [model for model, v in kept.items() if not len(v)]
     if none:
@@ -203,7 +204,7 @@ FIGURES: dict[str, tuple[Draw, str, str]] = {
         "shared_mean",
         "Mean and pixelwise variance of 30 samples for three test images, at the 25th, 50th and "
         "96th percentile of the error, averaged over vPAIR, sVAE and vsPAIR (paper). One colour "
-        "scale for all variances.",
+        "scale for all variances, of which colours show the root.",
     ),
     "percentiles": (
         draw_percentiles,
@@ -228,13 +229,14 @@ FIGURES: dict[str, tuple[Draw, str, str]] = {
         "localised_change",
         "The dimension of highest localisation ratio (*: not consistently active, where none "
         "is), perturbed by +400 % of its value in the mean code; the corrupted region outlined. "
-        "The ratio is the table's.",
+        "The ratio is that of the change shown; the dimension was chosen by the table's, a step "
+        "of 50 % in one sample.",
     ),
     "localised_walks": (
         draw_localised_walks,
         "localised_walk",
         "The same dimensions of vsPAIR from -400 % to +400 %: mean reconstructions of 30 samples "
-        "and their change, the corrupted region outlined.",
+        "and their change, the corrupted region outlined. The ratio is the table's.",
     ),
     "uncertainty_error": (
         draw_uncertainty_error,
@@ -245,7 +247,8 @@ FIGURES: dict[str, tuple[Draw, str, str]] = {
     "variance_ratio": (
         draw_variance_ratio,
         "variance_ratio",
-        "Mean variance in the corrupted region over that outside, for all test images: quartiles "
+        "Mean variance in the corrupted region over that outside, for all test images that lost "
+        "something: quartiles "
         "as a bar, the median as a white dot.",
     ),
     "localisation": (

@@ -38,6 +38,8 @@ DIGITS = "gray_r"
 OUTLINE = PALETTE[1]
 GAP = 3
 """Pixels between the images of a strip."""
+NAMED = ("25th", "50th", "96th")
+"""The percentiles of the error that images are chosen by."""
 OPEN = 0.9
 """A gate that opens with at least this probability is drawn in full colour."""
 
@@ -78,16 +80,21 @@ def _top(numbers: Numbers, name: str) -> Limits:
     return 0.0, max((float(np.quantile(v, 0.999)) for v in parts), default=0.0) or 1.0
 
 
-def _image(axes: Any, image: Any, colours: str, limits: Limits) -> Any:
-    """Show an image in a thin frame; an axis without a label takes no time in layout."""
+def _image(axes: Any, image: Any, colours: str, limits: Limits, root: bool = False) -> Any:
+    """Show an image in a thin frame; an axis without a label takes no time in layout.
+
+    With ``root``, colours go with the root of the value, so that small ones can be seen.
+    """
+    from matplotlib.colors import Normalize, PowerNorm
+
     axes.set(xticks=[], yticks=[])
     axes.xaxis.set_visible(bool(axes.get_xlabel()))
     axes.yaxis.set_visible(bool(axes.get_ylabel()))
     for spine in axes.spines.values():
         spine.set(color=FAINT, linewidth=0.6)
-    low, high = limits
+    norm = PowerNorm(0.5, *limits) if root else Normalize(*limits)
     shown = np.asarray(image, dtype=np.float32)
-    return axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    return axes.imshow(shown, cmap=colours, norm=norm, interpolation="nearest")
 
 
 def _outline(axes: Any, region: Any) -> None:
@@ -202,7 +209,7 @@ def draw_reconstructions(numbers: Numbers, path: Path) -> None:
         left, right = grid[0][2 * s : 2 * s + 2]
         _image(left, first["shared_x"][s], DIGITS, ends)
         _image(right, first["shared_y"][s], DIGITS, ends)
-        _above(left, "truth $x$")
+        _above(left, f"{NAMED[s]} percentile\ntruth $x$")
         _above(right, "observed $y$")
     _beside(grid[0][0], "given")
     for row, (model, part) in zip(grid[1:], numbers.items(), strict=True):
@@ -214,7 +221,7 @@ def draw_reconstructions(numbers: Numbers, path: Path) -> None:
             wrong = np.square(np.float32(part["shared_mean"][s]) - part["shared_x"][s]).mean()
             _below(mean, f"MSE {wrong:.3f}")
             spread = part.get("shared_variance", nothing)[s]
-            drawn = _image(variance, spread, MAPS["spread"], top)
+            drawn = _image(variance, spread, MAPS["spread"], top, root=True)
             if "shared_variance" not in part:
                 variance.text(
                     0.5, 0.5, "none", transform=variance.transAxes, ha="center", color=GREY
@@ -239,7 +246,6 @@ def draw_percentiles(numbers: Numbers, path: Path) -> None:
         "variance": ("variance", MAPS["spread"], _top(own, "percentile_variance")),
         "error": ("|mean $-$ $x$|", "Greens", _top(own, "percentile_error")),
     }
-    names = ("25th", "50th", "96th")
     figure = new_figure(8.2, 4.3 * len(own))
     halves = list(np.atleast_1d(figure.subfigures(len(own), 1)))
     for half, (model, part) in zip(halves, own.items(), strict=True):
@@ -254,7 +260,7 @@ def draw_percentiles(numbers: Numbers, path: Path) -> None:
                 wide, over = (40, "neither") if i == 3 else (10, "max")
                 more: dict[str, Any] = {"location": "bottom", "pad": 0.02, "extend": over}
                 _bar(half, drawn, list(columns.flat), "", aspect=wide, **more)
-        for ax, name, mse in zip(grid[:, 0], names, part["percentile_mse"], strict=True):
+        for ax, name, mse in zip(grid[:, 0], NAMED, part["percentile_mse"], strict=True):
             _beside(ax, f"{name}\npercentile\nMSE {mse:.3f}")
     write(figure, path)
 
@@ -365,16 +371,18 @@ def _localised(axes: Sequence[Any], part: dict[str, Any], s: int, ends: Limits) 
     """Draw the decoded mean code, the same with one factor perturbed, and the squared change."""
     _image(axes[0], part["localised_before"][s], DIGITS, ends)
     _image(axes[1], part["localised_after"][s], DIGITS, ends)
-    change = np.float32(part["localised_change"][s])
+    change = np.asarray(part["localised_change"][s], dtype=np.float32)
     drawn = _image(axes[2], change / (change.max() or 1.0), MAPS["spread"], (0.0, 1.0))
     _outline(axes[2], part["shared_region"][s])
-    _below(axes[1], _which(part, s))
+    region = part["shared_region"][s]
+    outside = float(change[~region].mean())
+    _below(axes[1], _which(part, s, float(change[region].mean()) / outside if outside else np.nan))
     return drawn
 
 
-def _which(part: dict[str, Any], s: int) -> str:
-    """Return the best localised factor of an image and its ratio, in words."""
-    dim, ratio = int(part["localised_dim"][s]), float(part["localised_ratio"][s])
+def _which(part: dict[str, Any], s: int, ratio: float) -> str:
+    """Return the best localised factor of an image and a ratio, in words."""
+    dim = int(part["localised_dim"][s])
     if dim < 0:
         return "no active dimension"
     star = "" if part["localised_stable"][s] else "*"
@@ -417,5 +425,5 @@ def _localised_walk(axes: Any, part: dict[str, Any], s: int, scales: tuple[Limit
     _mark_middle(axes[0, 2], walk)
     region = part["shared_region"][s]
     drawn = _strip(axes[1, 2], changes[s], MAPS["change"], (-most, most), region)
-    _below(axes[1, 2], _which(part, s))
+    _below(axes[1, 2], _which(part, s, float(part["localised_ratio"][s])))
     return drawn

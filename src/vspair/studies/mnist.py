@@ -395,29 +395,37 @@ def _rows(measured: list[tuple[Job, dict[str, float]]]) -> list[Row]:
 def _text(
     rows: list[Row], data: InpaintingData, scale: dict[str, Any], command: str, device: str
 ) -> str:
-    where = runs.machine(runs.pick_device(device))
+    where, (unit, factor) = runs.machine(device), _other_unit(data)
     parts = [
         "# Blind inpainting on MNIST (section 4.2)",
         f"Made by `{command}` at commit {runs.commit()} on {where}: {scale['train']:,} training "
         f"and {scale['test']:,} test pairs, {epochs_in_words(scale['epochs'])} epochs. Errors on "
-        f"[{data.low:g}, {data.high:g}]; times {data.scale:g} on [0, 1]. The paper's value stands "
-        "behind ours; where its text leaves a choice, [readings.md](readings.md) says what was "
-        "tried.",
+        f"[{data.low:g}, {data.high:g}]; times {factor:g} on {unit}. "
+        "The paper's value stands behind ours; where its text leaves a choice, `--readings` says "
+        "what was tried. vsPAIR (paper) is trained without the penalty on undecided gates that "
+        "the paper prints, lambda_b = 0.05.",
     ]
     for title, metrics in TABLES.items():
         shown = [row for row in rows if row.metric in metrics]
         parts += [f"## {title}", markdown(shown, metrics)]
-    parts += [_REMARKS]
-    parts += [f"## Squared errors in units of [0, 1]: ours times {data.scale:g}"]
-    parts += [markdown(_scaled(rows, data.scale), SQUARED), "The paper's values are as printed."]
+    untouched = int((data.x_test == data.y_test).flatten(1).all(1).sum())
+    parts += [_REMARKS.format(untouched=untouched)]
+    parts += [f"## Squared errors in units of {unit}: ours times {factor:g}"]
+    parts += [markdown(_scaled(rows, factor), SQUARED), "The paper's values are as printed."]
     return "\n\n".join(parts) + "\n"
 
 
 _REMARKS = (
     f"For the localisation ratio a dimension is perturbed by {100 * FACTOR:g} % of its value in "
     "one sample; all dimensions are those that are not zero in it. Images without a dimension to "
-    "perturb have no ratio. Coverage is of single pixels."
+    "perturb have no ratio, nor have the {untouched} test images that lost nothing, where x = y. "
+    "Coverage is of single pixels."
 )
+
+
+def _other_unit(data: InpaintingData) -> tuple[str, float]:
+    """Return the unit that pixels do not have here, and what squared errors times are in it."""
+    return ("[-1, 1]", 4 * data.scale) if data.low == 0 else ("[0, 1]", data.scale)
 
 
 def _scaled(rows: list[Row], scale: float) -> list[Row]:

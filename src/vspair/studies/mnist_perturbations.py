@@ -14,6 +14,7 @@ import torch
 from torch import Generator
 
 from vspair import runs
+from vspair.errors import VspairError
 from vspair.model import InverseModel
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem
 from vspair.studies import mnist as study
@@ -49,16 +50,21 @@ def compare(
     Returns:
         The table as Markdown.
     """
-    runs.make_folder(out)
     few, rows = some_tests(data, images), []
     for name in study.NAMES:
         job = study.Job(name, study.shipped(name))
         if name == "PAIR" or not (folder / job.label).exists():
             continue
         rows += [{"model": name, **row} for row in measure(study.load(job, folder, device), few)]
-    machine = runs.machine(runs.pick_device(device))
+    if not rows:
+        raise VspairError(
+            f"{folder} holds no trained model of the study. Train first, by `vspair reproduce "
+            "mnist`, or name the folder of the trainings by --runs."
+        )
+    machine = runs.machine(device)
     made = {"commit": runs.commit(), "machine": machine, "images": len(few.x_test)}
     text = _text(rows, made)
+    runs.make_folder(out)
     runs.write_text(out / "perturbations.json", json.dumps(made | {"rows": rows}, indent=1) + "\n")
     runs.write_text(out / "perturbations.md", text)
     return text
@@ -101,9 +107,8 @@ def _text(rows: list[dict[str, Any]], made: dict[str, Any]) -> str:
         "# How far and from where the paper perturbs\n\n"
         "Made by `vspair reproduce mnist --perturbations` at commit "
         f"{made['commit']} on {made['machine']}, from the trained models of seed 0 and "
-        f"{made['images']:,} test images. Perturbed is the mean code or one sample.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        f"{made['images']:,} test images. Perturbed is the mean code or one sample. "
+        "Changes on [-1, 1]; times 0.25 on [0, 1].\n\n" + "\n".join(lines) + "\n"
     )
 
 
