@@ -76,7 +76,7 @@ def test_configurations_are_the_papers(preset: str) -> None:
         assert model.n_parameters == 549_706_083 == PAPER["parameters"] - 2706
         assert (o.lambda_x, o.lambda_y, o.lambda_map, o.lambda_rho) == (1.0, 0.3, 1.0, 1.0)
         assert (o.alpha0, o.beta0, o.gamma_x, o.gamma_y) == (1.0, 64.0, 0.1, 0.1)
-        assert (o.half, o.sigma, o.reduction, o.target) == (False, "variance", "sum", "joint")
+        assert (o.half, o.sigma, o.reduction, o.target) == (False, "logvar", "sum", "joint")
         assert o.lambda_binary == 0
     else:
         assert (o.rho, o.active, c.model.gate) == ("dual", 1383, "sigmoid")

@@ -43,7 +43,7 @@ from vspair.report import sweeps as record
 from vspair.report.sweeps import Settings
 from vspair.training import Interrupted
 
-__all__ = ["METRICS", "Axis", "Sweep", "run"]
+__all__ = ["METRICS", "Axis", "Sweep", "flat", "run"]
 
 METRICS = ("mse_mean", "mse", "mse_approximate_mean", "crps", "energy_score")
 """The scores that a sweep can look for the least of."""
@@ -59,7 +59,7 @@ def _value(text: str) -> Any:
     return text.strip()
 
 
-def _flat(config: Config) -> Settings:
+def flat(config: Config) -> Settings:
     """Return a configuration as one dictionary of dotted keys, of values that JSON knows."""
 
     def walk(values: Settings, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -77,7 +77,7 @@ def _changed(config: Config, settings: Settings) -> Config:
     changes: Settings = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
-        if not sections and (near := [k for k in _flat(config) if k.endswith(f".{key}")]):
+        if not sections and (near := [k for k in flat(config) if k.endswith(f".{key}")]):
             raise VspairError(f"Unknown key {key}. Did you mean {near[0]}?")
         inner = changes
         for section in sections:
@@ -125,7 +125,7 @@ class Axis:
         """Return the axis with its values as the configuration keeps them."""
         if not self.values:
             raise VspairError(f"{self.key} is empty: expected at least one value.")
-        kept = [_flat(_changed(base, {self.key: value}))[self.key] for value in self.values]
+        kept = [flat(_changed(base, {self.key: value}))[self.key] for value in self.values]
         if self.scale:
             if any(type(value) not in (int, float) for value in kept):
                 raise VspairError(f"{self}: only numbers have a range. List the values.")
@@ -212,7 +212,7 @@ class Sweep:
     def joined(self, pairs: str) -> Sweep:
         """Open the folder, or say how its sweep differs; return the sweep with its base."""
         shared: Settings = {"kind": "grid", "pairs": pairs, "held_out": self.held_out}
-        shared |= {"samples": self.samples} | _flat(self.config)
+        shared |= {"samples": self.samples} | flat(self.config)
         if self.trials:
             shared |= {"kind": "search", "axes": " ".join(sorted(map(str, self.axes)))}
             shared |= {"seeds": self.seeds, "metric": self.metric}
@@ -227,11 +227,11 @@ class Sweep:
 
     def trials_of(self, points: list[Settings]) -> list[Trial]:
         """Return a training for each point and seed; points that are the same give one."""
-        found, base = {}, _flat(self.config)
+        found, base = {}, flat(self.config)
         for point, seed in itertools.product(points, range(self.seeds)):
             first = point.get("training.seed", self.config.training.seed)
             config = _changed(self.config, point | {"training.seed": first + seed})
-            settings = {k: v for k, v in sorted(_flat(config).items()) if v != base[k]}
+            settings = {k: v for k, v in sorted(flat(config).items()) if v != base[k]}
             path = self.folder / "trials" / record.folder_name(settings)
             found[path] = Trial(path, config, settings)
         return list(found.values())

@@ -192,7 +192,7 @@ FIGURES: dict[str, str] = {
     "beta_prior": "Average number of active indices and average MSE on test images over the "
     "parameters of the Beta prior. Hatched: not measured.",
     "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
-    "variance of 50 samples, and the probabilities that an index is active. All rows have the "
+    "variance of samples, and the probabilities that an index is active. All rows have the "
     "same scales.",
 }
 """What each figure shows, by its file name."""

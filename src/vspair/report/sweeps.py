@@ -20,7 +20,7 @@ from vspair.claims import alone
 from vspair.errors import VspairError
 from vspair.report.plots import FAINT, INK, MAPS, PALETTE, new_figure, png, quiet
 
-__all__ = ["draw", "folder_name", "line", "read_row", "rows", "settle", "write"]
+__all__ = ["agree", "draw", "folder_name", "line", "read_row", "rows", "settle", "write"]
 
 SHOWN = {
     "mse_mean": "MSE of the mean",
@@ -66,16 +66,29 @@ def settle(sweep: Path, settings: Settings, free: list[str]) -> Settings:
             kept = dict(json.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:
             raise VspairError(f"{path} is damaged: {error}. Name another folder.") from None
-    known = [key for key in kept if key in settings and key not in free]
-    wrong = [key for key in known if kept[key] != settings[key]]
+    agree(sweep, {key: value for key, value in kept.items() if key not in free}, settings)
+    return kept | {key: settings[key] for key in settings if key not in kept}
+
+
+def agree(
+    where: Path,
+    kept: Settings,
+    settings: Settings,
+    advice: str = "Name another folder, or give the same settings.",
+) -> None:
+    """Refuse settings that contradict those that were kept.
+
+    Arguments:
+        where: What was made with the kept ones.
+        kept: The settings there.
+        settings: The settings here.
+        advice: What to do where they differ.
+    """
+    wrong = [key for key in kept if key in settings and kept[key] != settings[key]]
     if wrong:
         words = "; ".join(f"{k} is {kept[k]} there and {settings[k]} here" for k in wrong[:4])
         more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise VspairError(
-            f"{sweep} holds a sweep with other settings: {words}{more}. Name another folder, or "
-            "give the same settings."
-        )
-    return kept | {key: settings[key] for key in settings if key not in kept}
+        raise VspairError(f"{where} holds a sweep with other settings: {words}{more}. {advice}")
 
 
 def read_row(trial: Path) -> Settings | None:

@@ -53,6 +53,7 @@ __all__ = [
     "measure_seconds",
     "methods",
     "read",
+    "sampled",
     "shown",
     "zeta_here",
 ]
@@ -256,8 +257,15 @@ def methods(bench: Bench) -> Iterator[tuple[str, object, Method, int] | None]:
 # -- vsPAIR ---------------------------------------------------------------------------------
 
 
-def _sampled(bench: Bench, model: InverseModel, rows: Tensor, keep: bool) -> dict[str, Tensor]:
-    """Return the measures of posterior samples, or the mean and deviation to be shown."""
+def sampled(bench: Bench, model: InverseModel, rows: Tensor, keep: bool) -> dict[str, Tensor]:
+    """Return the measures of posterior samples, or the mean and deviation to be shown.
+
+    Arguments:
+        bench: The pairs, and how many samples.
+        model: A model.
+        rows: The numbers of test slices, with shape (k,).
+        keep: Whether to return images, with shape (k, R, C), instead of measures, (k,).
+    """
     generator = Generator(bench.device).manual_seed(int(rows[0]))
     x = bench.data.test.x[rows].to(bench.device)
     post = model.posterior(bench.data.test.y[rows])
@@ -314,11 +322,11 @@ def _answer_vspair(bench: Bench, preset: str) -> bool:
         return True
     parts = torch.arange(len(bench.data.test.x)).split(BLOCK)
     work: list[Block] = [
-        partial(_sampled, bench, model, rows, True),
+        partial(sampled, bench, model, rows, True),
         partial(_whole, bench, model),
     ]
     seen = _blocks(bench, f"{name}-shown", key, work)
-    judged: list[Block] = [partial(_sampled, bench, model, p, False) for p in parts]
+    judged: list[Block] = [partial(sampled, bench, model, p, False) for p in parts]
     blocks = _blocks(bench, name, own, judged)
     if seen is None or blocks is None:
         return False

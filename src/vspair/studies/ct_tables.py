@@ -17,7 +17,17 @@ from vspair.studies.ct_data import bin_of, edges
 from vspair.studies.ct_measures import excess, judge
 from vspair.studies.results import Row, markdown
 
-__all__ = ["NAMES", "PAPER", "TABLES", "collect", "describe", "error_by_noise", "gather", "text"]
+__all__ = [
+    "NAMES",
+    "PAPER",
+    "TABLES",
+    "collect",
+    "describe",
+    "error_by_noise",
+    "gather",
+    "grid",
+    "text",
+]
 
 NAMES = {
     "mean": ("mean image", ""),
@@ -184,7 +194,8 @@ def _label(name: str) -> str:
     return f"{model} ({preset})" if preset else model
 
 
-def _grid(head: list[str], lines: list[list[str]]) -> str:
+def grid(head: list[str], lines: list[list[str]]) -> str:
+    """Return a table as Markdown, from the words of its head and of its lines."""
     rows = [f"| {' | '.join(line)} |" for line in [head, *lines]]
     return "\n".join([rows[0], "|---" * len(head) + "|", *rows[1:]])
 
@@ -205,7 +216,7 @@ def _comparison(rows: list[Row]) -> str:
         [_label(n), *(_cell(metric, found.get((*NAMES[n], metric))) for metric in COMPARED)]
         for n in names
     ]
-    return _grid(["", *COMPARED.values()], lines)
+    return grid(["", *COMPARED.values()], lines)
 
 
 def _by_noise(rows: list[Row], metric: str) -> str:
@@ -224,7 +235,7 @@ def _by_noise(rows: list[Row], metric: str) -> str:
             bold = "**" if value == best[b] else ""
             cells.append("-" if value is None else f"{bold}{value:.3g}{bold}")
         lines.append([_label(n), *cells])
-    return _grid(["", *(b.removeprefix("noise ") for b in bins)], lines)
+    return grid(["", *(b.removeprefix("noise ") for b in bins)], lines)
 
 
 def _weights(answers: Mapping[str, Groups], noise: float) -> str:

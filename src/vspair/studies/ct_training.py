@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from vspair.model import InverseModel
 from vspair.norms import refresh_norms
 from vspair.studies.ct_data import GEOMETRY, CtData, Scale, arrange
 from vspair.together import train_together
+from vspair.training import Trainer
 
 __all__ = [
     "PRESETS",
@@ -42,6 +43,7 @@ __all__ = [
     "train_prior_in_parts",
     "train_regression_in_parts",
     "vspair_config",
+    "vspair_trainer",
 ]
 
 PRESETS = ("paper", "calibrated")
@@ -106,7 +108,7 @@ def vspair_config(preset: str, scale: Scale, share: float) -> Config:
     """Return the configuration of a preset at a scale.
 
     Arguments:
-        preset: ``paper`` or ``calibrated``.
+        preset: ``paper``, ``calibrated``, or another name of a shipped configuration.
         scale: How much to train.
         share: The share of the pairs that is held out.
     """
@@ -119,15 +121,28 @@ def vspair_config(preset: str, scale: Scale, share: float) -> Config:
     return configs.override(config, changes)
 
 
-def train_preset(bench: Bench, preset: str) -> bool:
-    """Train a preset into its run folder; return whether it is trained to its end."""
-    out, fast = bench.folder / preset, bench.device.type == "cuda"
-    wanted = configs.shipped(f"ct-{preset}")
+def vspair_trainer(
+    bench: Bench, preset: str, out: Path, changes: Mapping[str, Any] | None = None
+) -> Trainer:
+    """Return the training of a preset, new or where its run folder was left.
+
+    Arguments:
+        bench: The pairs, how much to train and where.
+        preset: ``paper``, ``calibrated``, or another name of a shipped configuration.
+        out: The run folder.
+        changes: Other values for some keys of the configuration, by section.
+    """
+    fast, wanted = bench.device.type == "cuda", configs.shipped(f"ct-{preset}")
     x, y, share = arrange(bench.data.train, bench.data.validation, wanted.training.seed)
     how: dict[str, Any] = {"capture": fast, "compile": fast and bench.compile}
     how["precision"] = "bfloat16" if fast else "float32"
     config = configs.override(vspair_config(preset, bench.scale, share), {"training": how})
-    trainer = continued(x, y, config, out, bench.device)
+    return continued(x, y, configs.override(config, changes or {}), out, bench.device)
+
+
+def train_preset(bench: Bench, preset: str) -> bool:
+    """Train a preset into its run folder; return whether it is trained to its end."""
+    trainer = vspair_trainer(bench, preset, bench.folder / preset)
     return trainer.finished or train_together([trainer], bench.deadline)
 
 

@@ -1,0 +1,362 @@
+"""The hyper-parameter studies of appendix B: computed tomography with smaller codes.
+
+Study ``prior`` varies the parameters of the Beta prior, study ``gamma`` the weight of x's KL. A
+training is known by all that is varied, so studies that ask for the same one share it. Each ends
+in a small answer; its gigabytes are then removed.
+
+:mod:`vspair.sweeps` holds pairs out at random, knows no test set and no time limit and keeps every
+checkpoint, so what is shared with it is claims, by which processes divide the work, and settings.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from vspair import runs
+from vspair.claims import Claim, alone
+from vspair.errors import VspairError
+from vspair.fitting import MEANS
+from vspair.model import InverseModel
+from vspair.problems.ct import CtPairs
+from vspair.report.sweeps import Settings, agree
+from vspair.studies.ct_answers import BLOCK, sampled
+from vspair.studies.ct_data import SMOKE, Scale, draw, spread_out
+from vspair.studies.ct_measures import codes
+from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
+from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
+from vspair.studies.factors import code_row
+from vspair.sweeps import flat
+from vspair.together import MOST_LANES, in_time, train_together
+from vspair.training import Trainer
+
+__all__ = [
+    "EPOCHS",
+    "SMOKE",
+    "STAGES",
+    "STUDIES",
+    "Point",
+    "Scale",
+    "known",
+    "measure",
+    "report",
+    "reproduce",
+]
+
+EPOCHS = 60
+"""Passes over the pairs where nothing else is asked for; the paper's studies have 500."""
+
+SHOWN = 3
+"""Test slices whose images are kept, spread evenly over the noise."""
+
+PRESET = "small"
+
+
+class Point(NamedTuple):
+    """What the studies vary; the depth is of all four convolutional networks."""
+
+    alpha0: float = 1.0
+    beta0: float = 3.0
+    gamma_x: float = 0.1
+    depth: int = 3
+
+    @property
+    def label(self) -> str:
+        """The name of its run folder and of its answer."""
+        return ",".join(f"{key}={value:g}" for key, value in self._asdict().items())
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Where its configuration differs from the shipped one, by section."""
+        *weights, depth = self._asdict().items()
+        network = dict([depth])
+        return {"model": {"x_network": network, "y_network": network}, "objective": dict(weights)}
+
+
+STUDIES: dict[str, dict[str, Point]] = {
+    "prior": {f"alpha0={a:g},beta0={b:g}": Point(a, b) for a in VALUES for b in VALUES},
+    "gamma": {f"gamma_x={g:g}": Point(gamma_x=g, depth=2) for g in GAMMAS},
+}
+"""The trainings of each study, by the condition that its rows are told apart by."""
+
+STAGES = (*STUDIES, "report")
+"""The stages in their order: the trainings of both studies, tables and figures."""
+
+_UNSHARED = {
+    "objective.alpha0", "objective.beta0", "objective.gamma_x", "model.x_network.depth",
+    "model.y_network.depth", "training.validation", *(f"training.{name}" for name in MEANS),
+}  # fmt: skip
+
+
+def reproduce(
+    out: Path,
+    *,
+    folder: Path,
+    data_dir: Path | None = None,
+    scale: Scale | None = None,
+    only: str = "",
+    device: str = "auto",
+    minutes: float = 0.0,
+    lanes: int = 1,
+    keep: bool = False,
+) -> str | None:
+    """Run both studies, or one stage.
+
+    Several processes may work on one folder; what one of them trains is left to it.
+
+    Arguments:
+        out: The folder of the results; files of an earlier study in it are replaced.
+        folder: The folder of trainings and answers; what is answered is not made again.
+        data_dir: Where real slices are; phantoms where neither it nor VSPAIR_DATA is given.
+        scale: How much to do; the paper's, but for :data:`EPOCHS`, where not given.
+        only: One of :data:`STAGES`; all where not given.
+        device: Where to compute.
+        minutes: Save and stop after so many minutes; 0 goes on to the end.
+        lanes: Trainings side by side.
+        keep: Whether to keep the weights of trainings that are answered.
+
+    Returns:
+        The tables as Markdown, or what was done; nothing where time ran out: call again to
+        continue.
+    """
+    if only and only not in STAGES:
+        raise VspairError(f"only = {only!r}: expected one of {', '.join(STAGES)}.")
+    if not 1 <= lanes <= MOST_LANES:
+        raise VspairError(f"lanes = {lanes}: expected 1 to {MOST_LANES}.")
+    deadline, scale = in_time(minutes), scale or Scale(epochs=EPOCHS)
+    if only == "report":
+        return report(out, folder / "answers")
+    bench = Bench(scale, draw(scale, data_dir), folder, runs.pick_device(device), deadline)
+    names = [only] if only else list(STUDIES)
+    points = list(dict.fromkeys(p for name in names for p in STUDIES[name].values()))
+    settings = _settings(bench)
+    if not _work(bench, points, settings, lanes, keep):
+        return None
+    if only:
+        found = known(bench.answers, settings)
+        done = sum(point in found for point in points)
+        return f"{done} of {len(points)} trainings of the study {only} are answered."
+    with alone(folder):
+        return report(out, bench.answers)
+
+
+def report(out: Path, answers: Path) -> str:
+    """Write tables and figures from the answers that are there, and return the tables.
+
+    Arguments:
+        out: The folder of the results.
+        answers: The folder of the answers.
+    """
+    found = known(answers)
+    if not found:
+        raise VspairError(
+            f"There are no answers in {answers} to report on. Make them first, without --only "
+            "report."
+        )
+    studies: dict[str, Answers] = {
+        name: {condition: found.get(point) for condition, point in points.items()}
+        for name, points in STUDIES.items()
+    }
+    images = {
+        condition: answers / f"{point.label}.npz" for condition, point in STUDIES["gamma"].items()
+    }
+    return write(out, studies, images)
+
+
+# -- answers --------------------------------------------------------------------------------
+
+
+def _settings(bench: Bench) -> Settings:
+    """Return what all answers of a folder have in common."""
+    scale, config = bench.scale, vspair_config(PRESET, bench.scale, 0.0)
+    shared = {key: value for key, value in flat(config).items() if key not in _UNSHARED}
+    shared |= {"small": scale.small, "samples": scale.samples, "noise": scale.noise}
+    return shared | {"train": _sketch(bench.data.train), "test": _sketch(bench.data.test)}
+
+
+def _sketch(pairs: CtPairs) -> str:
+    """Return what pairs are known again by, also on a CPU that rounds sinograms otherwise."""
+
+    def moments(values: Tensor) -> str:
+        exact = values.double()
+        return f"{float(exact.mean()):.6g} ± {float(exact.std()):.6g}"
+
+    return f"{len(pairs.x)} pairs, x {moments(pairs.x)}, y {moments(pairs.y)}"
+
+
+def _read(path: Path) -> Settings:
+    try:
+        answer = json.loads(path.read_bytes())
+        whole = {"settings", "slices", "machine", *Point._fields} <= set(answer)
+        if not (whole and {"row", "error"} & set(answer)):
+            raise ValueError("it is not an answer of this study")
+    except (OSError, ValueError, TypeError) as error:
+        raise VspairError(
+            f"{path} is damaged: {error}. Remove it, and its training is made again."
+        ) from None
+    return dict(answer)
+
+
+def known(folder: Path, settings: Settings | None = None) -> dict[Point, Settings]:
+    """Return the answers in a folder, by training; refuse those of other settings.
+
+    Arguments:
+        folder: The folder of the answers.
+        settings: What they should have in common; those of the first where not given.
+    """
+    found: dict[Point, Settings] = {}
+    for point in dict.fromkeys(p for points in STUDIES.values() for p in points.values()):
+        path = folder / f"{point.label}.json"
+        if path.is_file():
+            found[point] = _read(path)
+            settings = settings or found[point]["settings"]
+            advice = "Name another folder by --runs, give the same settings, or remove it."
+            agree(path, found[point]["settings"], settings, advice)
+    return found
+
+
+def _keep(bench: Bench, point: Point, answer: Settings, images: dict[str, Any] | None) -> None:
+    """Write an answer; it is there once its JSON file is, which is therefore the last."""
+    path = bench.answers / f"{point.label}.json"
+    runs.make_folder(bench.answers)
+    if images is not None:
+        runs.write_arrays(path.with_suffix(".npz"), {f"shown.{k}": v for k, v in images.items()})
+    made = {"machine": runs.machine(bench.device), "commit": runs.commit()}
+    whole = point._asdict() | answer | made | bench.data.shown
+    runs.write_text(path, json.dumps(whole, indent=1) + "\n")
+
+
+def measure(bench: Bench, model: InverseModel) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return a model's numbers over all test slices, and the images of a few.
+
+    Arguments:
+        bench: The pairs, and how many samples.
+        model: A model with sparse codes.
+
+    Returns:
+        The numbers by name, and ``noise`` (k,) in per cent, ``truth``, ``mean`` and ``variance``
+        (k, R, C) and ``omega`` (k, l).
+    """
+    test, level = bench.data.test, bench.data.test_level
+    blocks = torch.arange(len(test.x)).split(BLOCK)
+    parts = [sampled(bench, model, rows, False) for rows in blocks]
+    row = {name: float(torch.cat([p[name] for p in parts]).double().mean()) for name in parts[0]}
+    post = codes(model, test.y)
+    omega = post.parameters()["omega"]
+    row |= code_row(post, Generator(bench.device).manual_seed(0))
+    row["omega"] = float(omega.double().mean())
+    row["undecided"] = float(((omega > 0.1) & (omega < 0.9)).double().mean())
+    if (rho := model.rho) is not None:
+        row["rho"] = float(rho)
+    row["parameters"] = float(model.n_parameters)
+    rows = spread_out(level, SHOWN)
+    seen = sampled(bench, model, rows, True)
+    images = {"noise": level[rows], "truth": test.x[rows], "mean": seen["estimate"]}
+    images |= {"variance": seen["std"].square(), "omega": omega[rows.to(omega.device)]}
+    return row, {name: t.detach().cpu().float().numpy() for name, t in images.items()}
+
+
+# -- trainings ------------------------------------------------------------------------------
+
+
+def _work(
+    bench: Bench, points: Sequence[Point], settings: Settings, lanes: int, keep: bool
+) -> bool:
+    """Answer what nobody else works on; return whether that is done, or time has run out."""
+    for point in known(bench.answers, settings):
+        killed = (bench.folder / point.label / "checkpoint.safetensors").exists()
+        if killed and (claim := Claim.take(bench.folder, point.label)):
+            with claim:
+                _remove(bench, point, keep)
+    while True:
+        found = known(bench.answers, settings)
+        left = [point for point in points if point not in found]
+        if left and bench.late():
+            return False
+        with ExitStack() as claims:
+            group = _take(bench, left, lanes, claims)
+            if not group:
+                return True
+            needed = max((answer.get("answered_in", 0.0) for answer in found.values()), default=0)
+            if not _finish(bench, group, settings, keep, needed):
+                return False
+        gc.collect()  # trainers end up in cycles, and each holds gigabytes of the device
+
+
+def _take(bench: Bench, points: Sequence[Point], most: int, claims: ExitStack) -> list[Point]:
+    """Claim up to so many trainings that nobody works on, and return them."""
+    taken: list[Point] = []
+    for point in points:
+        if len(taken) < most and (claim := Claim.take(bench.folder, point.label)):
+            claims.enter_context(claim)
+            if not (bench.answers / f"{point.label}.json").is_file():  # as before it was claimed
+                taken.append(point)
+    return taken
+
+
+def _finish(
+    bench: Bench, group: Sequence[Point], settings: Settings, keep: bool, needed: float
+) -> bool:
+    """Train some points side by side and answer them; return whether there was the time."""
+    trainers = [_trainer(bench, point) for point in group]
+    work = list(zip(group, trainers, strict=True))
+    if all(trainer.finished for trainer in trainers):
+        needed = 0.0  # or a time too short to answer in would never answer
+    try:
+        if not train_together(trainers, bench.deadline):
+            return False
+    except VspairError as error:
+        if bench.device.type == "cuda":
+            torch.cuda.synchronize()  # with the lanes, before their weights are read
+        healthy = [_healthy(trainer) for trainer in trainers]
+        if all(healthy):
+            raise
+        for (point, trainer), well in zip(work, healthy, strict=True):
+            if well:
+                trainer.save()
+                continue
+            # A training that diverges is a result too.
+            _keep(bench, point, {"settings": settings, "error": str(error)}, None)
+            _remove(bench, point, keep)
+        return True
+    for point, trainer in work:
+        if bench.late(needed):
+            return False
+        start, state = time.monotonic(), trainer.state
+        row, images = measure(bench, trainer.model)
+        row |= {"epochs": state.epoch, "best_epoch": state.best_epoch, "seconds": state.seconds}
+        needed = time.monotonic() - start
+        answer = {"settings": settings, "row": row, "answered_in": round(needed, 3)}
+        _keep(bench, point, answer, images)
+        _remove(bench, point, keep)
+    return True
+
+
+def _trainer(bench: Bench, point: Point) -> Trainer:
+    """Return a point's training, new or where it was stopped."""
+    out = bench.folder / point.label
+    if out.is_dir() and not (out / "config.toml").is_file():  # killed before it began
+        shutil.rmtree(out)
+    return vspair_trainer(bench, PRESET, out, point.changes)
+
+
+def _healthy(trainer: Trainer) -> bool:
+    return all(bool(t.detach().isfinite().all()) for t in (trainer.sums, *trainer.parameters))
+
+
+def _remove(bench: Bench, point: Point, keep: bool) -> None:
+    """Remove what an answered training leaves: its checkpoint and, unless kept, its weights."""
+    run = bench.folder / point.label
+    if not keep:
+        (run / "weights.safetensors").unlink(missing_ok=True)
+    # The last to go: where it is still there, a killed process had not removed everything.
+    (run / "checkpoint.safetensors").unlink(missing_ok=True)
