@@ -401,6 +401,9 @@ def test_wiener_gives_up_modes_that_are_lost() -> None:
         ({"step": 4.0}, "time = 3.0 is not a whole number of steps"),
         ({"source_width": (0.5, math.inf)}, "source_width"),
         ({"source_width": (0.5, 0.2)}, "source_width"),
+        ({"source_width": 0.4}, "source_width"),
+        ({"size": 16.5}, "size = 16.5: expected a whole number"),
+        ({"modes": 2.5}, "modes"),
         ({"source_amplitude": (0.0, 1.0)}, "source_amplitude"),
     ],
 )

@@ -20,7 +20,13 @@ from vspair.runs import Run
 from vspair.studies import heat as study
 from vspair.studies.factors import STEPS, leading, perturbed
 from vspair.studies.heat_figures import FILE
-from vspair.studies.heat_measures import best_penalty, floors, measure, share_inside
+from vspair.studies.heat_measures import (
+    answer_with_shifts,
+    best_penalty,
+    floors,
+    measure,
+    share_inside,
+)
 from vspair.together import MOST_LANES
 
 FEW = study.Scale(train=24, test=6, samples=30, epochs=1, small=True)
@@ -123,6 +129,19 @@ def test_the_tikhonov_floor_solves_its_least_squares_problem() -> None:
     for other in (penalty / 10, penalty * 10):
         errors = [(problem.invert(train.y, p) - train.x).square().mean() for p in (penalty, other)]
         assert errors[0] < errors[1]
+
+
+def test_ridge_with_shifts_is_least_squares_over_all_shifts() -> None:
+    problem = HeatProblem(size=8, modes=2, noise=0.3)
+    train, test = (problem.pairs_with_source(n, seed=n) for n in (6, 3))
+    every = [(a, b) for a in range(8) for b in range(8)]
+    x, y = (
+        torch.cat([t.double().roll(s, (1, 2)).flatten(1) for s in every])
+        for t in (train.x, train.y)
+    )
+    dense = test.y.double().flatten(1) @ torch.linalg.lstsq(y, x, driver="gelsd").solution
+    answer = answer_with_shifts(train, test.y)
+    assert torch.allclose(answer.double().flatten(1), dense, atol=1e-4)
 
 
 def test_without_noise_the_equation_is_inverted_to_rounding() -> None:
@@ -259,7 +278,7 @@ def test_one_preset_is_trained_alone_and_in_bfloat16(tmp_path: Path) -> None:
     ]
     assert Run(tmp_path / "runs" / "paper-noise0-1").config.training.precision == "bfloat16"
     assert "epochs in bfloat16" in text
-    assert "calibrated" not in text
+    assert "vsPAIR (calibrated)" not in text
     assert "noise.png" not in text
     assert text.count("\n- Better with ") == 1
 

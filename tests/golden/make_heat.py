@@ -1,4 +1,4 @@
-r"""Solve the heat equation with Dedalus and write heat.npz, which test_heat.py compares with.
+r"""Solve the heat equation with Dedalus and write heat.npz, which test_heat_dedalus.py reads.
 
 Dedalus 3 needs MPI and FFTW. On Debian or Ubuntu, in a virtual environment of its own::
 

@@ -184,6 +184,9 @@ class HeatProblem:
         self._check_prior()
 
     def _check_physics(self) -> None:
+        for name in ("size", "modes"):
+            if not isinstance(getattr(self, name), int):
+                raise VspairError(f"{name} = {getattr(self, name)!r}: expected a whole number.")
         for name in ("kappa", "time"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -223,11 +226,10 @@ class HeatProblem:
             if not 0 <= value < math.inf:
                 raise VspairError(f"{name} = {value}: expected a finite number, 0 or more.")
         for name in ("source_amplitude", "source_width"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high < math.inf:
-                raise VspairError(
-                    f"{name} = ({low}, {high}): expected a range (low, high) above 0."
-                )
+            value = getattr(self, name)
+            pair = isinstance(value, tuple | list) and len(value) == 2
+            if not pair or not 0 < value[0] <= value[1] < math.inf:
+                raise VspairError(f"{name} = {value}: expected a range (low, high) above 0.")
 
     # -- the operator -----------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ MARKS = {
     "Tikhonov": (PALETTE[5], "s", "-"),
     "Wiener": (PALETTE[2], "D", "-"),
     "ridge": (PALETTE[4], "^", "-"),
+    "ridge with shifts": (INK, "v", "--"),
     "y itself": (GREY, "x", ":"),
     "vsPAIR (paper)": (COLOURS["paper"], "P", "-"),
     "vsPAIR (calibrated)": (COLOURS["calibrated"], "*", "-"),
@@ -245,20 +246,20 @@ def _figures(numbers: Numbers) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 CAPTIONS = {
-    "reconstruction": "Four test pairs without noise: observation, truth, mean of 50 samples and "
-    "their pixelwise variance. The first three rows have one colour scale.",
+    "reconstruction": "Four test pairs of seed 0 without noise: observation, truth, mean of 50 "
+    "samples and their pixelwise variance. The first three rows have one colour scale.",
     "perturbation": "The four factors of highest variance of mu over the test set among those "
     "with open gates, moved by multiples of their sigma: the difference to the decoded mean code, "
-    "which stands in the middle, for two test pairs.",
-    "uncertainty_error": "Mean pixelwise variance over mean MSE, one point a test pair, "
-    "with the line of least squares and its 95 % confidence band.",
+    "which stands in the middle, for two test pairs of seed 0.",
+    "uncertainty_error": "Mean pixelwise variance of samples over their mean MSE, one point a "
+    "test pair of seed 0, with the line of least squares and its 95 % confidence band.",
     "source": "Left, the variance of 50 samples with the two-sigma disc of the source outlined. "
-    "Right, the share of the variance in that disc over its share of the area, one point a test "
-    "pair; rings are the share of the squared error, points on the dashed line would be no more "
-    "than chance.",
-    "noise": "MSE of each method's best estimate over the observation noise. Where a line leaves "
-    "the axes, the table has the value: without noise, answers that are linear in y are right to "
-    "rounding.",
+    "Right, the share of the variance of all samples in that disc over its share of the area, "
+    "one point a test pair of seed 0; rings are the share of the squared error, points on the "
+    "dashed line would be no more than chance.",
+    "noise": "MSE of each method's best estimate over the observation noise, seed 0. Where a line "
+    "leaves the axes, the table has the value: without noise, answers that are linear in y are "
+    "right to rounding.",
 }
 """What each figure shows, by its name."""
 

@@ -12,13 +12,16 @@ from vspair.problems.heat import HeatPairs, HeatProblem
 from vspair.studies.factors import code_row
 from vspair.uncertainty import uncertainty_error
 
-__all__ = ["FLOORS", "best_penalty", "floors", "measure", "share_inside"]
+__all__ = [
+    "FLOORS", "answer_with_shifts", "best_penalty", "floors", "measure", "share_inside",
+]  # fmt: skip
 
 FLOORS = {
     "exact": "exact inversion",
     "tikhonov": "Tikhonov",
     "wiener": "Wiener",
     "ridge": "ridge",
+    "ridge-shifts": "ridge with shifts",
     "trivial-y": "y itself",
     "trivial-mean": "mean field",
 }
@@ -40,11 +43,26 @@ def best_penalty(problem: HeatProblem, pairs: HeatPairs) -> float:
     return min(PENALTIES, key=lambda p: _mse(problem.invert(pairs.y, p), pairs.x))
 
 
+def answer_with_shifts(train: HeatPairs, y: Tensor) -> Tensor:
+    """Return the linear answer that pairs and all their periodic shifts teach, like y.
+
+    Least squares over all shifts is one complex factor for each Fourier mode.
+
+    Arguments:
+        train: The pairs to learn from.
+        y: Observations, with shape (B, n, n).
+    """
+    seen, wanted = (torch.fft.rfft2(t.double()) for t in (train.y, train.x))
+    factor = (seen.conj() * wanted).sum(0) / seen.abs().square().sum(0).clamp(min=1e-300)
+    return torch.fft.irfft2(factor * torch.fft.rfft2(y.double()), s=y.shape[-2:]).to(y.dtype)
+
+
 def floors(problem: HeatProblem, train: HeatPairs, test: HeatPairs) -> dict[str, float]:
     """Return the MSE of each method without a network on the test pairs.
 
     The first three are given the equation, Wiener's filter the noise level too; ridge regression
-    learns from the same pairs as the networks.
+    learns from the same pairs as the networks, once with all their shifts, as the calibrated
+    preset sees them.
 
     Arguments:
         problem: The equation and the noise.
@@ -56,6 +74,7 @@ def floors(problem: HeatProblem, train: HeatPairs, test: HeatPairs) -> dict[str,
         "tikhonov": problem.invert(test.y, best_penalty(problem, train)),
         "wiener": problem.wiener(test.y, train.x),
         "ridge": Ridge(train.x, train.y)(test.y),
+        "ridge-shifts": answer_with_shifts(train, test.y),
         "trivial-y": test.y,
         "trivial-mean": train.x.mean(0).expand_as(test.x),
     }
