@@ -9,8 +9,10 @@ from torch import Tensor
 import vspair
 from vspair import config as configs
 from vspair.config import Config
+from vspair.fitting import prepare
 from vspair.model import InverseModel, build
-from vspair.norms import refresh_norms
+from vspair.norms import answering_norms, refresh_norms
+from vspair.runs import read_tensors
 
 NETWORK = {"kind": "conv", "width": 4, "depth": 2}
 SIZES = {"x_size": 6, "y_size": 5, "x_network": NETWORK, "y_network": NETWORK}
@@ -97,3 +99,48 @@ def test_averages_are_measured_where_they_are_asked_for() -> None:
     )
     a, b = (dict(m.named_buffers()) for m in (kept, measured))
     assert any(not torch.equal(a[k], b[k]) for k in a)
+
+
+def test_averages_are_put_back_after_a_look() -> None:
+    model, y = model_of("vsPAIR"), observations(40)
+    before = {k: (v.data_ptr(), v.clone()) for k, v in model.named_buffers()}
+    with torch.no_grad(), answering_norms(model, y):
+        again = model_of("vsPAIR")
+        refresh_norms(again, y)
+        a, b = dict(model.named_buffers()), dict(again.named_buffers())
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    for name, value in model.named_buffers():
+        place, old = before[name]
+        assert value.data_ptr() == place, name
+        assert torch.equal(value, old), name
+
+
+@pytest.mark.parametrize("norms", ["training", "answer"])
+def test_epochs_are_compared_by_the_averages_that_will_answer(norms: str) -> None:
+    more = {"validation": 0.25, "norms": norms, "epochs": 1}
+    c = configs.override(configs.preset("paper"), {"model": SIZES, "training": more})
+    trainer = prepare(observations(64), observations(64).flip(-1), c)
+    for _ in trainer._epoch(trainer._step):
+        pass
+    score = trainer.validate()["val_score"]
+    refresh_norms(trainer.model, trainer.y)
+    refreshed = trainer.validate()["val_score"]
+    assert (score == pytest.approx(refreshed, rel=1e-6)) == (norms == "answer")
+
+
+def test_a_finished_run_keeps_no_moments(tmp_path: Path) -> None:
+    more = {"epochs": 1, "norms": "answer", "keep": "best"}
+    c = configs.override(configs.preset("paper"), {"model": SIZES, "training": more})
+    trainer = prepare(observations(64), observations(64).flip(-1), c, out=tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    trainer.save()
+    for _ in trainer._epoch(trainer._step):
+        pass
+    trainer.save()
+    assert any(name.startswith("adam.") for name in read_tensors(path)[0])
+    trainer.train(show=False)
+    tensors, _ = read_tensors(path)
+    assert not any(name.startswith("adam.") for name in tensors)
+    saved, _ = read_tensors(tmp_path / "run" / "weights.safetensors")
+    state = trainer.model.state_dict()
+    assert all(torch.equal(state[k], v) for k, v in saved.items() if k in state)

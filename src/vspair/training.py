@@ -28,7 +28,7 @@ from vspair.data import random_shift, split
 from vspair.errors import VspairError
 from vspair.metrics import energy_score
 from vspair.model import InverseModel, PairedAutoencoder
-from vspair.norms import refresh_norms
+from vspair.norms import answering_norms, refresh_norms
 from vspair.objective import Objective, Stage
 from vspair.progress import Progress
 from vspair.runs import Run, fill, read_tensors, write_tensors, write_text
@@ -248,8 +248,9 @@ class Trainer:
         noise = Generator(self.device).manual_seed(0)
         stage, _ = self._stage()
         loss, terms = self.objective(self.model, x, y, noise, "joint" if stage == "map" else stage)
-        code = self.model.latent(y)
-        drawn = [self.model.x_decoder(code.rsample(noise)) for _ in range(4)]
+        with answering_norms(self.model, self.y, self.config.training.norms):
+            code = self.model.latent(y)
+            drawn = [self.model.x_decoder(code.rsample(noise)) for _ in range(4)]
         row = {"val_loss": loss, **{f"val_{k}": v for k, v in terms.items()}}
         row["val_score"] = energy_score(torch.stack(drawn), x).mean()
         values = torch.stack(list(row.values())).tolist()
@@ -296,10 +297,13 @@ class Trainer:
             self.state.best, self.state.best_epoch = row["val_score"], self.state.epoch
             self.state.stale = 0
             if self.config.training.keep == "best":
-                state = self.model.state_dict()
-                self.best_weights = {k: v.detach().clone() for k, v in state.items()}
+                self._keep()
         else:
             self.state.stale += 1
+
+    def _keep(self) -> None:
+        """Remember the weights as the best."""
+        self.best_weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
 
     @property
     def finished(self) -> bool:
@@ -360,15 +364,13 @@ class Trainer:
             parameter.requires_grad_(trainable)
         # As a reloaded model is laid out: another layout rounds otherwise.
         self.model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        self.save()
-        epoch = self.state.epoch
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
-            epoch = self.state.best_epoch
         if self.config.training.norms == "answer":
             refresh_norms(self.model, self.y)
-            if self.run:
-                self.run.save_weights(self.model, epoch)
+            if self.best_weights is not None:
+                self._keep()
+        self.save()
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Drop what was logged after the checkpoint that the training continues from."""
@@ -398,7 +400,7 @@ class Trainer:
         if self.run is None or not bool(self.sums.isfinite().all()):
             return
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        for i, state in self.optimiser.state_dict()["state"].items():
+        for i, state in ({} if self.finished else self.optimiser.state_dict()["state"]).items():
             tensors |= {f"adam.{i}.{k}": v for k, v in state.items()}
         tensors |= {f"best.{k}": v for k, v in (self.best_weights or {}).items()}
         tensors |= {"sums": self.sums, "generator": self.generator.get_state()}
