@@ -57,6 +57,16 @@ def test_it_leaves_a_run_numbers_figures_and_a_page(left: tuple[Path, dict[str, 
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_fifth_of_its_training_is_far_better_than_y_and_covers(tmp_path: Path) -> None:
+    """The whole demonstration has 0.006, and 92 % inside the 90 % interval."""
+    rows = demo(tmp_path / "new", epochs=5, pairs=6000, progress=False)["rows"]
+    mse = {row["model"]: row["value"] for row in rows if row["metric"] == "mse"}
+    assert mse["vsPAIR"] < 0.3 * mse["trivial-y"]
+    inside = [row["value"] for row in rows if row["metric"] == "coverage_90"]
+    assert inside
+    assert all(0.8 < share < 0.97 for share in inside)
+
+
 def test_the_run_can_be_used(left: tuple[Path, dict[str, Any]]) -> None:
     out, _ = left
     model = vspair.load(out / "run")
