@@ -244,13 +244,20 @@ def test_the_legend_has_the_order_of_the_lines(numbers: dict[str, Any]) -> None:
     assert ct.draw_noise(near).axes[0].get_yscale() == "linear"
 
 
-def test_the_best_epoch_is_named(numbers: dict[str, Any]) -> None:
+def test_the_epoch_of_the_weights_is_marked(numbers: dict[str, Any]) -> None:
+    """It is the one that training kept, not that of the least loss; none where none is known."""
     part = numbers["history"]
     part["paper_validation"][::2] = np.nan
     part["paper_validation"][13] = -3.0
+    part["paper_best"] = np.array([20.0])
     figure = ct.draw_overfitting(part)
     assert [ax.get_title() for ax in figure.axes] == ["vsPAIR (paper)", "vsPAIR (calibrated)"]
-    assert figure.axes[0].get_xlabel() == "epoch (best: 14)"
+    assert figure.axes[0].get_xlabel() == "epoch (kept: 20)"
+    dots = [line for line in figure.axes[0].get_lines() if line.get_marker() == "o"]
+    expected = (20.0, part["paper_validation"][19])
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in dots] == [expected]
+    assert figure.axes[1].get_xlabel() == "epoch"
+    assert not [line for line in figure.axes[1].get_lines() if line.get_marker() == "o"]
     assert figure.axes[0].get_yscale() == "linear"
     low, high = figure.axes[0].get_ylim()
     assert low < -3 < high

@@ -16,12 +16,13 @@ from vspair.data import split
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.posterior import Posterior
-from vspair.problems.ct import LODOPAB_PIXEL, CtPairs, Geometry, RayTransform
+from vspair.problems.ct import LODOPAB_PIXEL, CtPairs, CtProblem, Geometry, RayTransform
 from vspair.studies import ct as study
 from vspair.studies.ct_answers import WEIGHTS, choose_weights, zeta_here
 from vspair.studies.ct_data import (
     GEOMETRY,
     CtData,
+    _observe,
     arrange,
     augment,
     bin_of,
@@ -152,6 +153,24 @@ def test_the_noise_is_what_it_is_said_to_be(data: CtData) -> None:
     assert again.key == data.key
     assert (len(data.train.x), len(data.validation.x), len(data.test.x)) == (18, 2, 9)
     assert data.patients == (18, 2, 9)
+
+
+def test_a_slice_is_projected_once(data: CtData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what comes of it is what the problem observes, to the bit."""
+    x, seen, plain = data.train.x, list[int](), CtProblem.forward
+    clean = data.problem.forward(x)
+    y, deviation = data.problem.observe(x, Generator().manual_seed(7))
+
+    def counted(problem: CtProblem, part: Tensor) -> Tensor:
+        seen.append(len(part))
+        return plain(problem, part)
+
+    monkeypatch.setattr(CtProblem, "forward", counted)
+    pairs, level = _observe(data.problem, x, seed=7)
+    assert seen == [len(x)]
+    assert torch.equal(pairs.y, y)
+    assert torch.equal(pairs.deviation, deviation)
+    assert torch.equal(level, 100 * deviation / (clean.amax((1, 2)) - clean.amin((1, 2))))
 
 
 def test_bins_of_the_noise() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from vspair.baselines.regression import Regression
 from vspair.cli import app
 from vspair.errors import VspairError
 from vspair.problems.ct import CtPairs
@@ -33,6 +34,7 @@ from vspair.studies.ct_training import (
     load_vspair,
     train_preset,
     train_prior_in_parts,
+    train_regression_in_parts,
 )
 
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=1)
@@ -65,17 +67,46 @@ def test_a_unet_in_parts_is_the_one_trained_at_once(
         Bench(scale, data, tmp_path / name, torch.device("cpu")) for name in ("whole", "parts")
     )
     assert train_prior_in_parts(whole)
-    monkeypatch.setattr(ct_training, "PART", 1)
-    answers = iter([False, True])
+    late = replace(parts, deadline=time.monotonic() - 1)
+    assert not train_prior_in_parts(late)
+    assert not (tmp_path / "parts" / "prior").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(Bench, "late", lambda self, needed=0.0: next(answers))
-        assert not train_prior_in_parts(parts)
+        patch.setattr(Bench, "late", lambda self, needed=0.0: False)
+        assert not train_prior_in_parts(late)
     assert len(read_metrics(tmp_path / "parts" / "prior" / "metrics.jsonl")) == 1
     assert train_prior_in_parts(parts)
     one, other = (load_prior(bench) for bench in (whole, parts))
     assert one is not None
     assert other is not None
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_best_regression_is_the_same_wherever_it_was_stopped(
+    data: CtData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for after the second, the fourth and the fifth epoch."""
+    scale, looks, plain = replace(FEW, regression_epochs=5), list[int](), ct_training._error
+    whole, parts = (
+        Bench(scale, data, tmp_path / name, torch.device("cpu")) for name in ("whole", "parts")
+    )
+
+    def look(model: Regression, *tensors: Tensor) -> float:
+        looks.append(model.epochs)
+        return plain(model, *tensors)
+
+    monkeypatch.setattr(ct_training, "PART", 2)
+    monkeypatch.setattr(ct_training, "_error", look)
+    assert train_regression_in_parts(whole)
+    late = replace(parts, deadline=time.monotonic() - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bench, "late", lambda self, needed=0.0: needed > 0)
+        assert [train_regression_in_parts(late) for _ in range(5)] == [False] * 4 + [True]
+    assert looks == [2, 4, 5] * 2
+    one, other = (tmp_path / name / "regression" / "best" for name in ("whole", "parts"))
+    assert (one / "error.txt").read_text() == (other / "error.txt").read_text()
+    assert Regression.load(one).epochs == Regression.load(other).epochs
+    for a, b in zip(*(Regression.load(p).parameters() for p in (one, other)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -235,14 +266,43 @@ def test_other_settings_need_other_runs(results: Path, data: CtData) -> None:
             study._WORK[stage](replace(bench, data=fewer))
 
 
-def test_answers_to_other_slices_are_left_out(results: Path, tmp_path: Path) -> None:
+def test_answers_to_other_slices_are_left_out_and_named(results: Path, tmp_path: Path) -> None:
     answers = results / "runs" / "answers"
     for name in ("test", "fbp", "tv"):
         (tmp_path / f"{name}.npz").write_bytes((answers / f"{name}.npz").read_bytes())
     with np.load(tmp_path / "tv.npz") as file:
         changed = {k: file[k] for k in file.files} | {"key.test": np.array("other")}
     np.savez(tmp_path / "tv.npz", **changed)
-    assert set(gather(tmp_path)) == {"test", "fbp"}
+    shutil.copy(answers / "about.json", tmp_path)
+    with np.load(answers / "dps.npz") as file:
+        changed = {k: file[k] for k in file.files}
+    changed["image.index"] = changed["image.index"] + 1
+    np.savez(tmp_path / "dps.npz", **changed)
+    found, left = gather(tmp_path)
+    assert set(found) == {"test", "fbp"}
+    assert set(left) == {"tv", "dps"}
+    text = study.report(tmp_path / "out", tmp_path)
+    assert "Left out: tv: it is to other noisy sinograms (key other" in text
+    assert "dps: it is to other test slices" in text
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["scale"]["left_out"] == left
+
+
+def test_the_command_hands_on_epochs_and_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def run(out: Path, **more: Any) -> str:
+        asked.update(more)
+        return "done"
+
+    monkeypatch.setattr(study, "reproduce", run)
+    words = ["--regression-epochs", "7", "--prior-epochs", "9", "--compile"]
+    done = CliRunner().invoke(app, ["reproduce", "ct", *words, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert asked["scale"] == study.Scale(regression_epochs=7, prior_epochs=9)
+    assert asked["compile"] is True
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Generator, Tensor
 
 from vspair.baselines.diffusion import VPSDE, Prior, train_prior
 from vspair.baselines.regression import Regression, train_regression
-from vspair.baselines.unet import Plan, UNet
+from vspair.baselines.unet import Plan, UNet, _Time, _Training
 from vspair.errors import VspairError
 
 
@@ -104,6 +106,62 @@ def test_a_prior_is_trained_saved_and_continued(tmp_path: Path) -> None:
     (part / "metrics.jsonl").unlink()
     with pytest.raises(VspairError, match=r"lacks lines of metrics\.jsonl"):
         train_prior(x, plan, folder=part, **TINY)
+
+
+def test_a_training_stops_at_its_deadline_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """Each call trains an epoch at least, and says how far it is."""
+    x, now = discs(), time.monotonic()
+    whole = train_prior(x, PLAN, **TINY)
+    for reached in (1, 2):
+        prior = train_prior(x, PLAN, folder=tmp_path, deadline=now - 1, **TINY)
+        assert prior.epochs == Prior.load(tmp_path).epochs == len(rows(tmp_path)) == reached
+    prior = train_prior(x, PLAN, folder=tmp_path, deadline=now + 1000, **TINY)
+    assert prior.epochs == whole.epochs == PLAN.epochs
+    assert same(prior, whole)
+    again = train_prior(x, PLAN, folder=tmp_path, deadline=now - 1, **TINY)
+    assert again.epochs == PLAN.epochs
+    assert same(again, whole)
+    pairs = [train_regression(x, x, PLAN, deadline=d, **TINY) for d in (None, now - 1)]
+    assert [model.epochs for model in pairs] == [PLAN.epochs, 1]
+
+
+def test_no_epoch_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that an epoch takes ten seconds and nothing else takes any."""
+    clock, plain = [0.0], _Training.epoch
+
+    def epoch(training: _Training) -> dict[str, Any]:
+        clock[0] += 10
+        return plain(training)
+
+    monkeypatch.setattr(_Training, "epoch", epoch)
+    monkeypatch.setattr("vspair.baselines.unet.time.monotonic", lambda: clock[0])
+    for deadline, done in ((5.0, 1), (25.0, 2), (30.0, 3), (1e3, 4)):
+        clock[0] = 0.0
+        assert train_prior(discs(16), PLAN, deadline=deadline, **TINY).epochs == done
+
+
+def test_the_average_is_that_of_one_tensor_after_the_other() -> None:
+    training = _Training(
+        Prior((10, 10), **TINY), lambda *_: torch.zeros(()), (discs(4),), PLAN, None
+    )
+    means = [mean.clone() for mean in training.average]
+    for k in range(3):
+        with torch.no_grad():
+            for parameter in training.parameters:
+                parameter.add_(torch.randn_like(parameter))
+        training._follow(k)
+        decay = min(0.5, (1 + k) / (10 + k))
+        for mean, parameter in zip(means, training.parameters, strict=True):
+            mean.lerp_(parameter.detach(), 1 - decay)
+    for mean, other in zip(training.average, means, strict=True):
+        assert torch.equal(mean, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_features_of_a_time(dtype: torch.dtype) -> None:
+    time, t = _Time().to(dtype), torch.tensor([0.0, 0.3, 1.0], dtype=dtype)
+    angle = 1000 * t[:, None] * torch.exp(torch.arange(128).to(t) * (-math.log(1e4) / 128))
+    assert torch.equal(time(t), time.layers(torch.cat((angle.sin(), angle.cos()), 1)))
 
 
 def test_seeds_and_the_average() -> None:

@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -169,6 +169,7 @@ def train_prior(
     held: Tensor | None = None,
     folder: str | Path | None = None,
     device: str = "cpu",
+    deadline: float | None = None,
     show: bool = False,
 ) -> Prior:
     """Return a prior trained on images, which are shifted and scaled as a whole first.
@@ -181,6 +182,7 @@ def train_prior(
         held: More images, with shape (M, *shape), whose loss is logged beside.
         folder: Where to save, and from where to go on; see :func:`vspair.baselines.unet.train`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
+        deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
         show: Whether to show a progress bar.
     """
     plan, sde = plan or Plan(), sde or VPSDE()
@@ -194,7 +196,8 @@ def train_prior(
         return noise_loss(prior, sde, prior.normaliser(batch[0]), generator)
 
     tensors = None if held is None else (held,)
-    train(prior, loss, (x,), plan, folder=folder, held=tensors, show=show)
+    how: dict[str, Any] = {"folder": folder, "deadline": deadline, "show": show}
+    train(prior, loss, (x,), plan, held=tensors, **how)
     return prior
 
 

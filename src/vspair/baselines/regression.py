@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -54,6 +55,7 @@ def train_regression(
     held: tuple[Tensor, Tensor] | None = None,
     folder: str | Path | None = None,
     device: str = "cpu",
+    deadline: float | None = None,
     show: bool = False,
 ) -> Regression:
     """Return a regression trained on pairs.
@@ -66,6 +68,7 @@ def train_regression(
         held: More pairs, whose loss is logged beside.
         folder: Where to save, and from where to go on; see :func:`vspair.baselines.unet.train`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
+        deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
         show: Whether to show a progress bar.
     """
     if first.shape != x.shape:
@@ -84,5 +87,6 @@ def train_regression(
         guess, truth = (model.normaliser(t) for t in (model(batch[0]), batch[1]))
         return (guess - truth).square().mean()
 
-    train(model, loss, (first, x), plan, folder=folder, held=held, show=show)
+    how: dict[str, Any] = {"folder": folder, "deadline": deadline, "show": show}
+    train(model, loss, (first, x), plan, held=held, **how)
     return model

@@ -100,7 +100,8 @@ class _Time(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         half = _TIME_FEATURES // 2
-        frequency = torch.exp(torch.arange(half).to(t) * (-math.log(1e4) / half))
+        number = torch.arange(half, dtype=t.dtype, device=t.device)  # no copy, no waiting
+        frequency = torch.exp(number * (-math.log(1e4) / half))
         angle = 1000 * t[:, None] * frequency
         return self.layers(torch.cat((angle.sin(), angle.cos()), 1))
 
@@ -254,6 +255,7 @@ class Trainable(nn.Module):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.settings = json.loads(json.dumps(settings))
+        self.epochs = 0  # that it has been trained for
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Self:
@@ -273,6 +275,7 @@ class Trainable(nn.Module):
             model.load_state_dict(tensors)
         except RuntimeError as error:
             raise VspairError(f"{path} does not fit its own settings: {error}") from None
+        model.epochs = header["epoch"]
         return model.to(pick_device(device)).eval()
 
 
@@ -288,7 +291,7 @@ class _Training:
         folder: Path | None,
     ) -> None:
         self.model, self.loss, self.plan, self.folder = model, loss, plan, folder
-        self.parameters = list(model.parameters())
+        self.parameters: list[Tensor] = list(model.parameters())
         self.device = self.parameters[0].device
         if self.device.type == "cuda":
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -331,8 +334,7 @@ class _Training:
     def _follow(self, k: int) -> None:
         """Move the average towards the weights of step k."""
         decay = min(self.plan.average, (1 + k) / (10 + k)) if self.plan.average else 0.0
-        for mean, parameter in zip(self.average, self.parameters, strict=True):
-            mean.lerp_(parameter, 1 - decay)
+        torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
 
     @torch.no_grad()
     def held(self, held: tuple[Tensor, ...]) -> float:
@@ -379,6 +381,7 @@ class _Training:
     def finish(self) -> None:
         """Leave the average in the model, and write it."""
         self.save()
+        self.model.epochs = len(self.rows)
         for mean, parameter in zip(self.average, self.parameters, strict=True):
             parameter.data.copy_(mean)
         self.model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -397,6 +400,7 @@ def train(
     folder: str | Path | None = None,
     held: tuple[Tensor, ...] | None = None,
     checkpoint_seconds: float = 300.0,
+    deadline: float | None = None,
     show: bool = False,
 ) -> list[dict[str, Any]]:
     """Train a model, leave its averaged weights in it, and return one dictionary an epoch.
@@ -412,6 +416,8 @@ def train(
         folder: Where to write weights, metrics and checkpoints; nothing is written without it.
         held: Tensors as in data, whose loss is logged as ``held``.
         checkpoint_seconds: How long to train between two checkpoints, at least.
+        deadline: Save and stop before an epoch that would likely end after this time of
+            ``time.monotonic``; one is trained in any case.
         show: Whether to show a progress bar.
     """
     if not data or len({len(t) for t in data}) != 1 or not len(data[0]):
@@ -427,7 +433,7 @@ def train(
     start = saved - (training.rows[-1]["seconds"] if training.rows else 0)
     with Progress(plan.epochs, show) as bar:
         while len(training.rows) < plan.epochs:
-            row = training.epoch()
+            began, row = time.monotonic(), training.epoch()
             row |= {} if held is None else {"held": training.held(held)}
             now = time.monotonic()
             training.rows.append(row | {"seconds": round(now - start, 3)})
@@ -438,5 +444,7 @@ def train(
             if now - saved >= checkpoint_seconds:
                 training.save()
                 saved = now
+            if deadline is not None and time.monotonic() + now - began > deadline:
+                break
     training.finish()
     return training.rows

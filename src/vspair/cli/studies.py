@@ -175,6 +175,7 @@ def ct(
         typer.Option(help="paper, calibrated, regression, prior, answers, dps, seconds, report."),
     ] = "",
     epochs: Annotated[int, typer.Option(min=0, help="Of vsPAIR; 0 as configured.")] = 0,
+    regression_epochs: Annotated[int, typer.Option(min=1, help="Of the regression.")] = 100,
     prior_epochs: Annotated[int, typer.Option(min=1, help="Of DPS's prior.")] = 500,
     copies: Annotated[int, typer.Option(min=1, help="Moved copies of each training slice.")] = 1,
     dps_images: Annotated[int, typer.Option(min=1, help="Test slices for DPS.")] = 16,
@@ -196,7 +197,8 @@ def ct(
         drew(redraw(out))
         return
     given: dict[str, Any] = {"epochs": epochs, "prior_epochs": prior_epochs, "copies": copies}
-    scale = SMOKE if smoke else Scale(**given, dps_images=dps_images, zeta=zeta)
+    given |= {"regression_epochs": regression_epochs, "dps_images": dps_images, "zeta": zeta}
+    scale = SMOKE if smoke else Scale(**given)
     how: dict[str, Any] = {"device": device, "minutes": minutes, "compile": compile}
     text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
     say(text or "Stopped in time. The same command continues.")
@@ -218,6 +220,7 @@ def ct_sweeps(
     minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
     device: Device = "auto",
     keep: Annotated[bool, typer.Option("--keep", help="Keep weights, gigabytes each.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Faster steps on a GPU.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few slices.")] = False,
     draw: Draw = False,
 ) -> None:
@@ -232,6 +235,7 @@ def ct_sweeps(
         drew(redraw(out))
         return
     how: dict[str, Any] = {"device": device, "minutes": minutes, "lanes": lanes, "keep": keep}
+    how["compile"] = compile
     scale = SMOKE if smoke else Scale(epochs=epochs)
     text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
     say(text or "Stopped in time. The same command continues.")

@@ -326,7 +326,8 @@ def draw_overfitting(part: Part) -> Any:
 
     Arguments:
         part: ``<preset>_epoch``, ``<preset>_train`` and ``<preset>_validation``, each with shape
-            (epochs,); what was not measured is NaN.
+            (epochs,), and ``<preset>_best`` (1,), the epoch of the weights; what was not measured
+            is NaN.
     """
     found = sorted(key.removesuffix("_epoch") for key in part if key.endswith("_epoch"))
     if not found:
@@ -335,7 +336,7 @@ def draw_overfitting(part: Part) -> Any:
     figure = new_figure(max(3.4 * len(found), 4.4), 3.2)
     grid = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, name in zip(grid, found, strict=True):
-        history = {k: part.get(f"{name}_{k}") for k in ("epoch", "train", "validation")}
+        history = {k: part.get(f"{name}_{k}") for k in _HISTORY}
         _losses(axes, history)
         axes.set_title(f"vsPAIR ({name})" if name in PRESETS else name)
         quiet(axes)
@@ -344,9 +345,13 @@ def draw_overfitting(part: Part) -> Any:
     return figure
 
 
+_HISTORY = ("epoch", "train", "validation", "best")
+
+
 def _losses(axes: Any, history: Part) -> None:
-    """Draw both losses of one preset and mark the best epoch."""
+    """Draw both losses of one preset and mark the epoch of the weights."""
     epoch, label, drawn = np.asarray(history["epoch"], dtype=float), "epoch", []
+    best = [] if history["best"] is None else history["best"]
     looks = {"train": ("training", GREY, "--"), "validation": ("held out", PALETTE[0], "-")}
     for key, (name, shade, line) in looks.items():
         if history[key] is None:
@@ -356,10 +361,11 @@ def _losses(axes: Any, history: Part) -> None:
         style = {"color": shade, "linestyle": line, "linewidth": 1.4, "label": name}
         axes.plot(epoch[known], values[known], **style)
         drawn.append(values[known])
-        if key == "validation" and known.any():
-            best = np.flatnonzero(known)[np.argmin(values[known])]
-            axes.plot(epoch[best], values[best], "o", color=INK, markersize=5, label="best epoch")
-            label = f"epoch (best: {epoch[best]:g})"
+        kept = np.flatnonzero(known & np.isin(epoch, best))
+        if key == "validation" and len(kept):
+            style = {"color": INK, "markersize": 5, "label": "weights kept"}
+            axes.plot(epoch[kept], values[kept], "o", **style)
+            label = f"epoch (kept: {epoch[kept[0]]:g})"
     axes.set_xlabel(label)
     _even_axis(axes, *drawn)
     every = finite(*drawn) if drawn else np.zeros(0)
@@ -388,8 +394,9 @@ FIGURES: dict[str, str] = {
     "perturbation_paper": f"vsPAIR (paper). {_FACTORS}",
     "perturbation_calibrated": f"vsPAIR (calibrated). {_FACTORS}",
     "noise": "MSE of each method on test images over the noise of their sinograms.",
-    "overfitting": "Loss in training and on held-out images, epoch by epoch; a dot marks the best "
-    "held-out epoch. Each preset has its own loss and axis.",
+    "overfitting": "Loss in training and on held-out images, epoch by epoch; a dot marks the "
+    "epoch whose weights are kept, that of the least energy score on held-out images, which need "
+    "not be that of the least loss. Each preset has its own loss and axis.",
     "hallucination": "Estimates of four test images, and the part of their distance to the truth "
     "that is beyond two reported deviations; a well calibrated normal posterior has some at about "
     "5 % of the pixels. One colour scale for both methods.",

@@ -9,13 +9,14 @@ weights that are best on them are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vspair import runs
+from vspair.claims import alone
 from vspair.errors import VspairError
 from vspair.studies.ct_answers import answer_all, answer_dps, measure_seconds
 from vspair.studies.ct_data import SMOKE, Scale, draw
@@ -44,6 +45,19 @@ _WORK: dict[str, Callable[[Bench], bool]] = {
 
 STAGES = (*_WORK, "report")
 """The stages in their order: four trainings, answers, those of DPS, times, tables and figures."""
+
+FLAGS = ("epochs", "regression_epochs", "prior_epochs", "copies", "dps_images", "zeta")
+"""What of a scale the command line sets."""
+
+_USERS = {
+    "epochs": {"paper", "calibrated"},
+    "regression_epochs": {"regression"},
+    "prior_epochs": {"prior"},
+    "trajectories": {"dps"},
+    "steps": {"dps"},
+    "zeta": {"dps"},
+}
+"""The stages that are made with some of a scale; all others use the rest."""
 
 
 def reproduce(
@@ -79,34 +93,115 @@ def reproduce(
     if only != "report":
         where = runs.pick_device(device)
         bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile)
-        _note(bench)
         for stage in [only] if only else _WORK:
-            if not _WORK[stage](bench):
+            if not _work(bench, stage):
                 return None
         if only:
             return f"The stage {only} is done."
     return report(out, folder / "answers")
 
 
-def _command(scale: dict[str, Any]) -> str:
-    """Return the command that makes results at a scale."""
+# -- what results are made with --------------------------------------------------------------
+
+
+def _flags(values: Mapping[str, Any]) -> str:
+    """Return values of a scale as a command has them, a space before each."""
+    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in values.items())
+
+
+def _command(scale: Mapping[str, Any], phantoms: bool) -> str:
+    """Return the command that makes results at a scale, or the call where there is none."""
+    where = "" if phantoms else " --data-dir D"
     if scale == asdict(SMOKE):
-        return "vspair reproduce ct --smoke"
-    changed = {k: v for k, v in scale.items() if v != asdict(Scale())[k]}
-    return "vspair reproduce ct" + "".join(
-        f" --{name.replace('_', '-')} {value:g}" for name, value in changed.items()
-    )
+        return f"vspair reproduce ct --smoke{where}"
+    changed = {k: v for k, v in scale.items() if v != asdict(Scale()).get(k)}
+    if set(changed) <= set(FLAGS):
+        return f"vspair reproduce ct{where}{_flags(changed)}"
+    words = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+    data = "" if phantoms else "data_dir=D, "
+    return f"vspair.studies.ct.reproduce(out, folder=runs, {data}scale=Scale({words}))"
 
 
-def _note(bench: Bench) -> None:
-    """Write down beside the answers what they are made with."""
-    runs.make_folder(bench.answers)
-    about = bench.data.shown | {
-        "scale": asdict(bench.scale),
-        "paper_scale": bench.scale == Scale() and not bench.data.phantoms,
-        "machine": runs.machine(bench.device),
+def _free(name: str, there: Any, here: Any, done: set[str], stage: str) -> bool:
+    """Return whether a stage may change what is noted of the scale.
+
+    It may where nothing was made with it; a U-Net may be trained on, and DPS is answered anew.
+    """
+    users = _USERS.get(name, set(_WORK))
+    if not users & done:
+        return True
+    return users == {stage} and (stage == "dps" or here > there)
+
+
+def _agree(path: Path, noted: Mapping[str, Any], bench: Bench, stage: str) -> None:
+    """Refuse a stage whose scale or slices are not those of what the folder holds."""
+    done, here = set(noted.get("commits", {})), asdict(bench.scale)
+    if done and noted["phantoms"] != bench.data.phantoms:
+        if noted["phantoms"]:
+            raise VspairError(f"{path} notes phantoms. Give no --data-dir and no VSPAIR_DATA.")
+        raise VspairError(f"{path} notes real slices, here are phantoms. Give --data-dir.")
+    wrong = {
+        k: v
+        for k, v in noted["scale"].items()
+        if k in here and v != here[k] and not _free(k, v, here[k], done, stage)
     }
-    runs.write_text(bench.answers / "about.json", json.dumps(about, indent=1) + "\n")
+    if wrong:
+        words = "; ".join(f"{k} is {v} there and {here[k]} here" for k, v in wrong.items())
+        given = _flags({k: v for k, v in wrong.items() if k in FLAGS}).strip()
+        if noted["scale"] == asdict(SMOKE):
+            given = "--smoke"
+        advice = f"Give {given}" if given else "Give the same scale"
+        raise VspairError(f"{path} notes another scale: {words}. {advice}, or other --runs.")
+
+
+def _traces(bench: Bench) -> dict[Path, int]:
+    """Return when each file was written that only a stage with something to do writes."""
+    names = ("*/metrics.jsonl", "*/weights.safetensors", "answers/blocks/*.npz")
+    paths = [p for name in (*names, "answers/seconds.npz") for p in bench.folder.glob(name)]
+    return {path: path.stat().st_mtime_ns for path in paths}
+
+
+def _work(bench: Bench, stage: str) -> bool:
+    """Run a stage and note its commit, unless there was nothing to do; return whether it ended."""
+    before, earlier = _traces(bench), _note(bench, stage)
+    done = _WORK[stage](bench)
+    if earlier and _traces(bench) == before:
+        _note(bench, stage, earlier)
+    return done
+
+
+def _note(bench: Bench, stage: str, made: list[str] | None = None) -> list[str]:
+    """Write down beside the answers what they are made with, and the commits of each stage.
+
+    Arguments:
+        bench: Scale and slices.
+        stage: What is run.
+        made: The commits of the stage; those that are noted and this one where not given.
+
+    Returns:
+        The commits that were noted for the stage.
+    """
+    runs.make_folder(bench.answers)
+    path = bench.answers / "about.json"
+    with alone(bench.answers):
+        commits: dict[str, list[str]] = {}
+        if path.is_file():
+            noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            _agree(path, noted, bench, stage)
+            commits = noted.get("commits", {})
+        earlier = commits.get(stage, [])
+        commits[stage] = made or sorted({*earlier, runs.commit()})
+        about = bench.data.shown | {
+            "scale": asdict(bench.scale),
+            "paper_scale": bench.scale == Scale() and not bench.data.phantoms,
+            "machine": runs.machine(bench.device),
+            "commits": commits,
+        }
+        runs.write_text(path, json.dumps(about, indent=1) + "\n")
+    return earlier
+
+
+# -- the report ------------------------------------------------------------------------------
 
 
 def report(out: Path, answers: Path) -> str:
@@ -116,14 +211,16 @@ def report(out: Path, answers: Path) -> str:
         out: The folder of the results.
         answers: The folder of the answers.
     """
-    found = gather(answers)
+    found, left = gather(answers)
     about: dict[str, Any] = json.loads((answers / "about.json").read_text(encoding="utf-8"))
-    noise, command = about["scale"]["noise"], _command(about["scale"])
+    noise, command = about["scale"]["noise"], _command(about["scale"], about["phantoms"])
+    commits = {commit for part in about.get("commits", {}).values() for commit in part}
     rows = collect(found, noise)
     runs.make_folder(out)
-    write_summary(out / "summary.json", "ct", command, about, rows)
+    write_summary(out / "summary.json", "ct", command, about | {"left_out": left}, rows)
     figures = illustrate(numbers(found, error_by_noise(found, noise)), out)
-    tables = text(found, rows, about, describe(about["machine"], command))
+    head = describe(about["machine"], command, sorted(commits))
+    tables = text(found, rows, about, head, left)
     tables += f"\n## Figures\n\n{figures}\n"
     runs.write_text(out / "README.md", tables)
     return tables

@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from vspair import runs
 from vspair.baselines.diffusion import dps
 from vspair.baselines.fbp import Fbp
-from vspair.baselines.tv import tv_admm
+from vspair.baselines.tv import TvResult, tv_admm
 from vspair.errors import VspairError
 from vspair.model import InverseModel
 from vspair.report.plots import load_numbers
@@ -30,6 +30,8 @@ from vspair.studies.ct_data import GEOMETRY, bin_of, edges, spread_out
 from vspair.studies.ct_measures import (
     clock,
     codes,
+    decoded,
+    history,
     judge,
     judge_samples,
     overfitting,
@@ -78,7 +80,7 @@ TIMED_STEPS = 30
 
 Groups = dict[str, dict[str, Any]]
 Block = Callable[[], Mapping[str, Tensor]]
-Method = Callable[[Tensor], Tensor]
+Method = Callable[[Tensor], Tensor | TvResult]
 """From the numbers (k,) of test slices to estimates (k, R, C)."""
 
 
@@ -157,11 +159,15 @@ def _keep(bench: Bench, name: str, key: str, groups: Mapping[str, Mapping[str, A
 
 
 def _estimates(method: Method, rows: Tensor) -> dict[str, Tensor]:
-    return {"estimate": method(rows)}
+    found = method(rows)
+    return {"estimate": found.x if isinstance(found, TvResult) else found}
 
 
 def _judged(bench: Bench, method: Method, rows: Tensor) -> dict[str, Tensor]:
-    return judge(method(rows), bench.data.test.x[rows].to(bench.device))
+    found, x = method(rows), bench.data.test.x[rows].to(bench.device)
+    if isinstance(found, TvResult):
+        return judge(found.x, x) | {"converged": found.converged.float()}
+    return judge(found, x)
 
 
 def _answer(bench: Bench, name: str, how: object, method: Method, parameters: int = 0) -> bool:
@@ -181,9 +187,13 @@ def _answer(bench: Bench, name: str, how: object, method: Method, parameters: in
     return True
 
 
-def _tv(bench: Bench, y: Tensor, weight: float | Tensor) -> Tensor:
+def _solve(bench: Bench, y: Tensor, weight: float | Tensor) -> TvResult:
     transform, most = bench.data.problem.transform, bench.scale.tv_iterations
-    return tv_admm(transform, y.to(bench.device), weight, max_iterations=most).x
+    return tv_admm(transform, y.to(bench.device), weight, max_iterations=most)
+
+
+def _tv(bench: Bench, y: Tensor, weight: float) -> Tensor:
+    return _solve(bench, y, weight).x
 
 
 def _tried(bench: Bench, rows: Tensor, weight: float) -> dict[str, Tensor]:
@@ -250,8 +260,8 @@ def methods(bench: Bench) -> Iterator[tuple[str, object, Method, int] | None]:
         yield None
         return
     own = weights[bin_of(data.test_level, bench.scale.noise)].to(device)
-    settings = weights.tolist(), bench.scale.tv_iterations
-    yield "tv", settings, lambda rows: _tv(bench, data.test.y[rows], own[rows.to(device)]), 0
+    settings = weights.tolist(), bench.scale.tv_iterations, "converged"
+    yield "tv", settings, lambda rows: _solve(bench, data.test.y[rows], own[rows.to(device)]), 0
 
 
 # -- vsPAIR ---------------------------------------------------------------------------------
@@ -303,18 +313,11 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
     return found
 
 
-def _history(folder: Path) -> dict[str, Any]:
-    """Return the losses of each epoch."""
-    rows = runs.Run(folder).metrics()
-    names = {"epoch": "epoch", "train": "loss", "validation": "val_loss"}
-    return {k: np.array([r.get(v, np.nan) for r in rows], np.float32) for k, v in names.items()}
-
-
 def _answer_vspair(bench: Bench, preset: str) -> bool:
     """Keep the answers of a preset as far as it is trained; return whether that is done."""
     name, folder, rows = f"vspair_{preset}", bench.folder / preset, shown(bench)
     own = _digest(bench.data.key, name, _training(folder), bench.scale.samples)
-    key = _digest(own, rows.tolist())
+    key = _digest(own, rows.tolist(), "best")
     if known(bench.answers / f"{name}.npz", key):
         return True
     model = load_vspair(bench, preset)
@@ -330,16 +333,17 @@ def _answer_vspair(bench: Bench, preset: str) -> bool:
     blocks = _blocks(bench, name, own, judged)
     if seen is None or blocks is None:
         return False
-    groups: Groups = {"image": _joined(blocks), "shown": seen[0], "history": _history(folder)}
+    _, header = runs.read_tensors(folder / "weights.safetensors")
+    best = header.get("epoch", 0)
+    groups: Groups = {"image": _joined(blocks), "shown": seen[0], "history": history(folder, best)}
     for full, values in seen[1].items():
         group, _, short = full.partition(".")
         groups.setdefault(group, {})[short] = values
     run = runs.Run(folder)
-    _, header = runs.read_tensors(folder / "weights.safetensors")
     groups["row"] |= {
         "epochs": run.metrics()[-1]["epoch"],
         "epochs_planned": run.config.training.epochs,
-        "best_epoch": header.get("epoch", 0),
+        "best_epoch": best,
     }
     _keep(bench, name, key, groups)
     return True
@@ -406,12 +410,6 @@ def answer_dps(bench: Bench) -> bool:
 # -- time -----------------------------------------------------------------------------------
 
 
-def _decoded(model: InverseModel, y: Tensor, samples: int = 0) -> Tensor:
-    """Return samples of x, or the decoded mean code where none are asked for."""
-    post = model.posterior(y)
-    return post.sample(samples) if samples else post.approximate_mean()
-
-
 def measure_seconds(bench: Bench) -> bool:
     """Keep the seconds that each method takes for one slice, alone on the device."""
     device, scale = bench.device, bench.scale
@@ -426,8 +424,8 @@ def measure_seconds(bench: Bench) -> bool:
     for preset in PRESETS:
         model, name = load_vspair(bench, preset), f"vspair_{preset}"
         if model is not None:
-            one[name] = clock(partial(_decoded, model, y), device)
-            many[name] = clock(partial(_decoded, model, y, scale.samples), device)
+            one[name] = clock(partial(decoded, model, y), device)
+            many[name] = clock(partial(decoded, model, y, scale.samples), device)
     prior = load_prior(bench)
     if prior is not None:
         steps = min(TIMED_STEPS, scale.steps)

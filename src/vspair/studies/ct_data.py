@@ -285,7 +285,7 @@ def _observe(problem: CtProblem, x: Tensor, seed: int) -> tuple[CtPairs, Tensor]
         for part in x.split(256):
             clean = problem.forward(part)
             span = clean.amax((1, 2)) - clean.amin((1, 2))
-            yield *problem.observe(part, generator), span
+            yield *problem._disturb(clean, generator), span
 
     y, deviation, span = (torch.cat(t) for t in zip(*parts(), strict=True))
     level = 100 * deviation / span.clamp(min=torch.finfo(span.dtype).tiny)

@@ -16,7 +16,8 @@ indices. A group, or a method in it, whose stage was not run is not there.
 ``by_noise``
     ``levels`` (bins,), the middle of each bin in per cent, and an MSE (bins,) for each method.
 ``history``
-    ``PRESET_epoch``, ``PRESET_train`` and ``PRESET_validation``: the losses of each epoch.
+    ``PRESET_epoch``, ``PRESET_train`` and ``PRESET_validation``: the losses of each epoch;
+    ``PRESET_best`` (1,): the epoch of the weights.
 ``hallucination``
     Up to 4 test slices: ``truth``, ``vspair``, ``vspair_excess``, ``dps``, ``dps_excess``, each
     (4, 88, 88); the excess is ``max(abs(estimate - truth) - 2 std, 0)``. The estimates are

@@ -10,11 +10,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.metrics import central_interval, coverage, crps, psnr, ssim
 from vspair.model import InverseModel, PairedAutoencoder
@@ -25,7 +28,9 @@ __all__ = [
     "BEYOND",
     "clock",
     "codes",
+    "decoded",
     "excess",
+    "history",
     "judge",
     "judge_samples",
     "overfitting",
@@ -138,6 +143,23 @@ def overfitting(
                 sums[i] += float(_per_image((answer - x).square()).sum())
         row[f"autoencoder_{name}"], row[f"inversion_{name}"] = (s / len(part.x) for s in sums)
     return row
+
+
+def decoded(model: InverseModel, y: Tensor, samples: int = 0) -> Tensor:
+    """Return samples of x, or the decoded mean code where none are asked for."""
+    post = model.posterior(y)
+    return post.sample(samples) if samples else post.approximate_mean()
+
+
+def history(folder: Path, best: int) -> dict[str, Any]:
+    """Return the losses of each epoch of a run folder, and ``best``, the epoch of its weights.
+
+    That is not the epoch of the least loss: a training keeps the weights of the least score.
+    """
+    rows = runs.Run(folder).metrics()
+    names = {"epoch": "epoch", "train": "loss", "validation": "val_loss"}
+    found = {k: np.array([r.get(v, np.nan) for r in rows], np.float32) for k, v in names.items()}
+    return found | {"best": np.array([best], np.float32)}
 
 
 # -- time -----------------------------------------------------------------------------------

@@ -4,6 +4,12 @@ Study ``prior`` varies the parameters of the Beta prior, study ``gamma`` the wei
 training is known by all that is varied, so studies that ask for the same one share it. Each ends
 in a small answer; its gigabytes are then removed.
 
+alpha0 and beta0 act only through rho, which the paper learns by gradient. At a rate of 1e-4, 500
+epochs of 44 steps move it from 0.5 to 0.1 or 0.9 at the most, but 60 only to 0.43 or 0.57,
+whatever its prior. So trainings with fewer epochs than the paper's set rho to its closed form
+given the gates; ``objective.rho`` in the settings says so, and answers with the other rule are
+refused.
+
 :mod:`vspair.sweeps` holds pairs out at random, knows no test set and no time limit and keeps every
 checkpoint, so what is shared with it is claims, by which processes divide the work, and settings.
 """
@@ -32,7 +38,7 @@ from vspair.report.sweeps import Settings, agree
 from vspair.studies.ct_answers import BLOCK, sampled
 from vspair.studies.ct_data import SMOKE, Scale, draw, spread_out
 from vspair.studies.ct_measures import codes
-from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
+from vspair.studies.ct_sweeps_tables import GAMMAS, PAPER_EPOCHS, VALUES, Answers, write
 from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
 from vspair.studies.factors import code_row
 from vspair.sweeps import flat
@@ -50,6 +56,7 @@ __all__ = [
     "measure",
     "report",
     "reproduce",
+    "rho_rule",
 ]
 
 EPOCHS = 60
@@ -97,6 +104,11 @@ _UNSHARED = {
 }  # fmt: skip
 
 
+def rho_rule(scale: Scale) -> str:
+    """Return how rho is set: by ``gradient`` with the paper's epochs, with fewer ``closed``."""
+    return "closed" if 0 < scale.epochs < PAPER_EPOCHS else "gradient"
+
+
 def reproduce(
     out: Path,
     *,
@@ -108,6 +120,7 @@ def reproduce(
     minutes: float = 0.0,
     lanes: int = 1,
     keep: bool = False,
+    compile: bool = False,
 ) -> str | None:
     """Run both studies, or one stage.
 
@@ -123,6 +136,7 @@ def reproduce(
         minutes: Save and stop after so many minutes; 0 goes on to the end.
         lanes: Trainings side by side.
         keep: Whether to keep the weights of trainings that are answered.
+        compile: Whether to compile the networks on a GPU.
 
     Returns:
         The tables as Markdown, or what was done; nothing where time ran out: call again to
@@ -135,7 +149,8 @@ def reproduce(
     deadline, scale = in_time(minutes), scale or Scale(epochs=EPOCHS)
     if only == "report":
         return report(out, folder / "answers")
-    bench = Bench(scale, draw(scale, data_dir), folder, runs.pick_device(device), deadline)
+    where = runs.pick_device(device)
+    bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile)
     names = [only] if only else list(STUDIES)
     points = list(dict.fromkeys(p for name in names for p in STUDIES[name].values()))
     settings = _settings(bench)
@@ -179,6 +194,7 @@ def _settings(bench: Bench) -> Settings:
     """Return what all answers of a folder have in common."""
     scale, config = bench.scale, vspair_config(PRESET, bench.scale, 0.0)
     shared = {key: value for key, value in flat(config).items() if key not in _UNSHARED}
+    shared["objective.rho"] = rho_rule(scale)
     shared |= {"small": scale.small, "samples": scale.samples, "noise": scale.noise}
     return shared | {"train": _sketch(bench.data.train), "test": _sketch(bench.data.test)}
 
@@ -346,7 +362,9 @@ def _trainer(bench: Bench, point: Point) -> Trainer:
     out = bench.folder / point.label
     if out.is_dir() and not (out / "config.toml").is_file():  # killed before it began
         shutil.rmtree(out)
-    return vspair_trainer(bench, PRESET, out, point.changes)
+    changes = point.changes
+    changes["objective"]["rho"] = rho_rule(bench.scale)
+    return vspair_trainer(bench, PRESET, out, changes)
 
 
 def _healthy(trainer: Trainer) -> bool:

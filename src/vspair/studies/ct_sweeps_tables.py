@@ -18,7 +18,7 @@ from vspair import runs
 from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
 from vspair.report.sweeps import Settings
-from vspair.studies.ct_tables import describe, grid
+from vspair.studies.ct_tables import describe, grid, sources
 from vspair.studies.results import Row, write_summary
 
 __all__ = ["GAMMAS", "VALUES", "Answers", "numbers", "redraw", "write"]
@@ -39,7 +39,7 @@ GRIDS = {
     "nnz": "Average nnz",
     "mse_sample": "MSE of a sample",
     "mse": "MSE of the mean of samples",
-    "rho": "Learned rho",
+    "rho": "rho",
 }
 """What is shown over alpha0 and beta0."""
 
@@ -47,7 +47,7 @@ COLUMNS = {
     "nnz": "average nnz",
     "omega": "mean omega",
     "undecided": "omega between 0.1 and 0.9",
-    "rho": "learned rho",
+    "rho": "rho",
     "mse_sample": "MSE of a sample",
     "mse": "MSE of the mean of samples",
     "crps": "CRPS",
@@ -144,26 +144,34 @@ def _rows(studies: Mapping[str, Answers]) -> list[Row]:
     ]
 
 
-def _head(first: Settings, machines: list[str], command: str) -> str:
+def _rho(settings: Settings) -> str:
+    """Say how rho is found."""
+    if settings["objective.rho"] == "closed":
+        return "rho is set to its closed form given the gates, as few steps would not move it"
+    return "rho is learned by gradient"
+
+
+def _head(first: Settings, about: Settings, command: str) -> str:
     """Say how the numbers were made, and of what."""
     settings, slices, patients = first["settings"], first["slices"], first["patients"]
+    machines = " and ".join(about["machines"])
     kind = "Phantoms, of which each is a patient" if first["phantoms"] else "Real slices"
     sizes = ", ".join(f"{slices[p]:,} slices ({patients[p]:,}) for {p}" for p in slices)
     return (
-        f"{describe(' and '.join(machines), command)} {kind}: {sizes}; in brackets patients, of "
-        "whom no two parts share one. Codes of "
+        f"{describe(machines, command, about['commits'])} {kind}: {sizes}; in brackets patients, "
+        "of whom no two parts share one. Codes of "
         f"{settings['model.x_size']:,} and {settings['model.y_size']:,} factors, lambda_1 = "
         f"{settings['objective.lambda_x']:g}, lambda_2 = {settings['objective.lambda_y']:g}, "
-        f"lambda_b = {settings['objective.lambda_binary']:g}. **Each training has "
-        f"{settings['training.epochs']:,} epochs; the paper's have {PAPER_EPOCHS}.** One seed; "
+        f"lambda_b = {settings['objective.lambda_binary']:g}; {_rho(settings)}. **Each training "
+        f"has {settings['training.epochs']:,} epochs; the paper's have {PAPER_EPOCHS}.** One seed; "
         "the weights are those of the epoch that is best on the validation patients. All "
         f"numbers are means over the test slices, with {settings['samples']} samples each."
     )
 
 
-def _command(settings: Settings) -> str:
+def _command(settings: Settings, phantoms: bool) -> str:
     how = "--smoke" if settings["small"] else f"--epochs {settings['training.epochs']}"
-    return f"vspair reproduce ct-sweeps {how}"
+    return f"vspair reproduce ct-sweeps {how}" + ("" if phantoms else " --data-dir D")
 
 
 def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path]) -> str:
@@ -176,9 +184,10 @@ def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path])
     """
     there = [answer for part in studies.values() for answer in part.values() if answer]
     first, machines = there[0], sorted({answer["machine"] for answer in there})
-    command, drawn = _command(first["settings"]), numbers(studies, images)
+    command, drawn = _command(first["settings"], first["phantoms"]), numbers(studies, images)
     about = {key: first[key] for key in ("slices", "patients", "phantoms", "settings")}
-    about |= {"machines": machines, "trainings": len(there)}
+    commits = sorted({str(answer.get("commit", "unknown")) for answer in there})
+    about |= {"machines": machines, "commits": commits, "trainings": len(there)}
     runs.make_folder(out)
     write_summary(out / "summary.json", "ct-sweeps", command, about, _rows(studies))
     arrays = {f"{group}.{name}": v for group, part in drawn.items() for name, v in part.items()}
@@ -188,7 +197,8 @@ def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path])
         noise = f" The slice of `gamma_x.png` has noise of {drawn['gamma']['noise']:.1f} %."
     parts = [
         "# Hyper-parameters of computed tomography (appendix B)",
-        _head(first, machines, command),
+        _head(first, about, command),
+        sources(first["phantoms"]),
         "## The Beta prior",
         f"alpha0 and beta0, with gamma_x = 0.1 as in section 4.3. {_gaps(studies['prior'])}",
         _prior(studies["prior"]),

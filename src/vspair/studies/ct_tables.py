@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vspair import runs
 from vspair.errors import VspairError
 from vspair.studies.ct_answers import WEIGHTS, Groups, read
 from vspair.studies.ct_data import bin_of, edges
@@ -26,6 +25,7 @@ __all__ = [
     "error_by_noise",
     "gather",
     "grid",
+    "sources",
     "text",
 ]
 
@@ -92,21 +92,38 @@ TABLES = {
 _BY_NOISE = {"mse": "MSE", "psnr": "PSNR in dB", "ssim": "SSIM"}
 
 
-def gather(folder: Path) -> dict[str, Groups]:
-    """Return every answer to the test slices, by method; those to other slices are left out."""
+def gather(folder: Path) -> tuple[dict[str, Groups], dict[str, str]]:
+    """Return every answer to the test slices, by method, and why each of the others is left out.
+
+    Arguments:
+        folder: The folder of the answers.
+    """
     path = folder / "test.npz"
     if not path.is_file():
         raise VspairError(
             f"There are no answers in {folder} to report on. Make them first: --only answers."
         )
     test = read(path)
-    own, found = str(test["key"]["test"]), {"test": test}
+    found, left = {"test": test}, {}
     for name in (*NAMES, "seconds", "tv-choice"):
         if (folder / f"{name}.npz").is_file():
             answer = read(folder / f"{name}.npz")
-            if str(answer["key"]["test"]) == own:
+            if why := _foreign(answer, test):
+                left[name] = why
+            else:
                 found[name] = answer
-    return found
+    return found, left
+
+
+def _foreign(answer: Groups, test: Groups) -> str:
+    """Say why an answer cannot stand beside the others; nothing where it can."""
+    there, here = (str(part["key"]["test"]) for part in (answer, test))
+    if there != here:
+        return f"it is to other noisy sinograms (key {there}, not {here})"
+    shown = answer.get("image", {}).get("index")
+    if shown is not None and not np.array_equal(shown, test["shown"]["index"]):
+        return "it is to other test slices than those that are shown"
+    return ""
 
 
 def _bin_name(ends: list[float], i: int) -> str:
@@ -138,17 +155,22 @@ def _values(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
 
 
 def _binned(answers: Mapping[str, Groups], name: str, noise: float) -> dict[str, list[float]]:
-    """Return the means of a method's measures in each bin of the noise; NaN for an empty one."""
+    """Return the means of a method's measures in each bin of the noise, and how many slices.
+
+    An empty bin has NaN.
+    """
     image, level = answers[name]["image"], answers["test"]["test"]["level"]
     index = image.get("index", np.arange(len(level)))
     bins = bin_of(torch.from_numpy(level[index]), noise).numpy()
-    return {
+    places = [bins == b for b in range(len(edges(noise)) - 1)]
+    found = {
         metric: [
-            float(image[metric][bins == b].mean(dtype=np.float64)) if (bins == b).any() else np.nan
-            for b in range(len(edges(noise)) - 1)
+            float(image[metric][inside].mean(dtype=np.float64)) if inside.any() else np.nan
+            for inside in places
         ]
         for metric in _BY_NOISE
     }
+    return found | {"slices": [float(inside.sum()) or np.nan for inside in places]}
 
 
 def collect(answers: Mapping[str, Groups], noise: float) -> list[Row]:
@@ -220,22 +242,30 @@ def _comparison(rows: list[Row]) -> str:
 
 
 def _by_noise(rows: list[Row], metric: str) -> str:
-    """Return one line a method, one column a bin of the noise, the best in bold."""
-    bins = list(dict.fromkeys(r.condition for r in rows if r.condition))
+    """Return one line a method, one column a bin of the noise, the best in bold.
+
+    A method with fewer slices in a bin than others is not compared there, and says how many.
+    """
+    rows = [r for r in rows if r.condition]
+    bins = list(dict.fromkeys(r.condition for r in rows))
     bins.sort(key=lambda words: float(words.split()[1].split("-")[0]))
     found = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == metric}
     names = [n for n, own in NAMES.items() if any((*own, b) in found for b in bins)]
     pick = min if metric == "mse" else max
     lines = []
-    best = {b: pick(v for (_, _, c), v in found.items() if c == b) for b in bins}
+    counts = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == "slices"}
+    most = {b: max(v for (_, _, c), v in counts.items() if c == b) for b in bins}
+    whole = {own: v for own, v in found.items() if counts[own] == most[own[2]]}
+    best = {b: pick(v for (_, _, c), v in whole.items() if c == b) for b in bins}
     for n in names:
         cells = []
         for b in bins:
-            value = found.get((*NAMES[n], b))
-            bold = "**" if value == best[b] else ""
-            cells.append("-" if value is None else f"{bold}{value:.3g}{bold}")
+            own = (*NAMES[n], b)
+            bold = "**" if whole.get(own) == best[b] else ""
+            few = "" if own in whole or own not in found else f" ({counts[own]:g} of {most[b]:g})"
+            cells.append(f"{bold}{found[own]:.3g}{bold}{few}" if own in found else "-")
         lines.append([_label(n), *cells])
-    return grid(["", *(b.removeprefix("noise ") for b in bins)], lines)
+    return grid(["", *(f"{b.removeprefix('noise ')}, {most[b]:g} slices" for b in bins)], lines)
 
 
 def _weights(answers: Mapping[str, Groups], noise: float) -> str:
@@ -244,13 +274,69 @@ def _weights(answers: Mapping[str, Groups], noise: float) -> str:
         return ""
     chosen, ends = answers["tv-choice"]["choice"]["weight"], edges(noise)
     words = [f"{w:g} for {_bin_name(ends, i)}" for i, w in enumerate(chosen)]
+    met = answers.get("tv", {}).get("image", {}).get("converged")
+    share = "" if met is None else (
+        f" With them its residuals met the tolerance on {100 * float(np.mean(met)):.3g} % of the "
+        "test slices; the others ended at the most iterations."
+    )  # fmt: skip
     return (
         f" TV-ADMM's weights, from the paper's list {WEIGHTS}, are the best on validation slices: "
-        f"{', '.join(words)}."
+        f"{', '.join(words)}.{share}"
     )
 
 
-def text(answers: Mapping[str, Groups], rows: list[Row], about: dict[str, Any], head: str) -> str:
+def _inside(samples: int) -> float:
+    """Return the share that so many samples' 90 % interval covers if they are of the truth's law.
+
+    Of few it is that from the least to the greatest, which has less than 90 % inside.
+    """
+    return min(0.9, (samples - 1) / (samples + 1))
+
+
+def _counts(scale: Mapping[str, Any]) -> str:
+    """Say what the numbers of samples mean for coverage and time."""
+    ours, theirs = scale["samples"], scale["trajectories"]
+    words = (
+        f" vsPAIR is judged by {ours} samples, DPS by {theirs}: of exact posteriors `90 % covers` "
+        f"would be {100 * _inside(ours):.1f} % and {100 * _inside(theirs):.1f} %"
+    )
+    if _inside(min(ours, theirs)) < 0.9:
+        words += ", as the interval of fewer than 19 samples is from the least to the greatest"
+    return (
+        f"{words}. `s, one estimate` is of the decoded mean code for vsPAIR and of one trajectory "
+        "for DPS, while MSE, PSNR and SSIM in their rows are of the mean of samples; "
+        f"`s, all samples` is for {ours} samples of either."
+    )
+
+
+def sources(phantoms: bool) -> str:
+    """Say where the slices are from, and under which licence."""
+    if phantoms:
+        return (
+            "The slices are phantoms made by vspair (`vspair.problems.phantoms`); they are of no "
+            "person."
+        )
+    return (
+        "The slices are of LIDC-IDRI (Armato et al. 2011, Medical Physics 38:915-931; doi "
+        "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0), prepared as LoDoPaB-CT does (Leuschner et al. "
+        "2021, Scientific Data 8:109; its files, doi 10.5281/zenodo.3384092, are CC BY 4.0), and "
+        "changed: averaged over 4x4 pixels and cropped to 88x88. The figures show them."
+    )
+
+
+def _omitted(left: Mapping[str, str]) -> str:
+    """Say which answers are left out, and why."""
+    words = "; ".join(f"{name}: {why}" for name, why in left.items())
+    return f" **Left out: {words}. Make them anew.**" if left else ""
+
+
+def text(
+    answers: Mapping[str, Groups],
+    rows: list[Row],
+    about: Mapping[str, Any],
+    head: str,
+    left: Mapping[str, str],
+) -> str:
     """Return all tables with their captions, as Markdown.
 
     Arguments:
@@ -258,6 +344,7 @@ def text(answers: Mapping[str, Groups], rows: list[Row], about: dict[str, Any], 
         rows: What :func:`collect` returned.
         about: Scale and data.
         head: How the results were made.
+        left: Which answers are left out, and why.
     """
     slices, patients, scale = about["slices"], about["patients"], about["scale"]
     kind = "Phantoms, of which each is a patient" if about["phantoms"] else "Real slices"
@@ -267,14 +354,16 @@ def text(answers: Mapping[str, Groups], rows: list[Row], about: dict[str, Any], 
         "# Computed tomography (section 4.3)",
         f"{head} {kind}: {sizes}; in brackets patients, of whom no two parts share one. The "
         f"noise's deviation is uniform in 0-{100 * scale['noise']:g} % of each sinogram's range. "
-        "All methods are given the same noisy sinograms.",
+        f"All methods are given the same noisy sinograms.{_omitted(left)}",
+        sources(about["phantoms"]),
         "## All methods",
         _comparison(rows),
-        f"{_CAPTION} All samples are {scale['samples']}. {dps}, spread evenly over the noise, "
+        f"{_CAPTION}{_counts(scale)} {dps}, spread evenly over the noise, "
         f"with {scale['trajectories']} trajectories of {scale['steps']:,} steps and zeta = "
         f"{scale['zeta']:g} for lengths in pixels; its numbers are over those."
         f"{_weights(answers, scale['noise'])}",
     ]
+    parts_of += [_BOLD]
     for metric, words in _BY_NOISE.items():
         parts_of += [f"### {words} by noise level", _by_noise(rows, metric)]
     ours = [r for r in rows if r.model == "vsPAIR" and not r.condition]
@@ -284,9 +373,10 @@ def text(answers: Mapping[str, Groups], rows: list[Row], about: dict[str, Any], 
     return "\n\n".join(parts_of) + "\n"
 
 
-def describe(machine: str, command: str) -> str:
-    """Return how the results were made."""
-    return f"Made by `{command}` at commit {runs.commit()}, answers on {machine}."
+def describe(machine: str, command: str, commits: Sequence[str]) -> str:
+    """Return how the results were made; the commits are those of the stages that made them."""
+    at = f"commit{'s' * (len(commits) > 1)} {', '.join(commits) or 'unknown'}"
+    return f"Made by `{command}` at {at}, answers on {machine}."
 
 
 _CAPTION = (
@@ -297,6 +387,10 @@ _CAPTION = (
     "for one slice, alone on the same device, in one run; a trajectory's are those of its first "
     "steps times the number of steps. "
     "`mean image` is that of the training slices."
+)
+_BOLD = (
+    "In the tables by noise the best is bold among the methods that answered all slices of a bin; "
+    "of the others brackets say how many slices they have."
 )
 _REMARKS = (
     "The paper does not say whether its MSE is of samples, of their mean or of the decoded mean "

@@ -1,7 +1,8 @@
 """The trainings of the CT study: both presets of vsPAIR, the regression and the prior.
 
-Each can be stopped in time and goes on when it is called again. The U-Nets are trained in parts
-of a few epochs, each of which continues the folder that the one before left.
+Each can be stopped in time and goes on when it is called again. The regression is trained in parts
+of a few epochs, each of which continues the folder that the one before left and ends in a look at
+the validation patients; the prior in one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vspair import runs
 from vspair.baselines.diffusion import Prior, train_prior
 from vspair.baselines.fbp import Fbp
 from vspair.baselines.regression import Regression, train_regression
-from vspair.baselines.unet import WIDTHS, Plan
+from vspair.baselines.unet import WIDTHS, Plan, Trainable
 from vspair.config import Config
 from vspair.data import fingerprint
 from vspair.errors import VspairError
@@ -48,8 +49,8 @@ __all__ = [
 
 PRESETS = ("paper", "calibrated")
 
-PART = 10
-"""Epochs of a U-Net between two looks at the clock."""
+PART = 20
+"""Epochs of the regression between two looks at the validation patients."""
 
 _TINY: dict[str, Any] = {
     "x_size": 16,
@@ -184,18 +185,24 @@ def _in_parts(
     bench: Bench,
     folder: Path,
     epochs: int,
+    part: int,
     data: tuple[Tensor, Tensor],
-    train: Callable[[Plan], object],
+    train: Callable[[Plan], Trainable],
 ) -> bool:
-    """Train a U-Net part by part; return whether all epochs are done."""
+    """Train a U-Net part by part; return whether all epochs are done.
+
+    Parts end at multiples of their epochs wherever a training was stopped, so that stops change
+    nothing.
+    """
     done, needed = _reached(folder, bench.plan(epochs), data), 0.0
     while done < epochs:
         if bench.late(needed):
             return False
-        start = time.monotonic()
-        done = min(done + PART, epochs)
-        train(bench.plan(done))
-        needed = time.monotonic() - start
+        start, end = time.monotonic(), min(done - done % part + part, epochs)
+        reached = train(bench.plan(end)).epochs
+        if reached < end:
+            return False
+        needed, done = (time.monotonic() - start) / (reached - done), reached
     return True
 
 
@@ -210,19 +217,22 @@ def train_regression_in_parts(bench: Bench) -> bool:
     folder, data = bench.folder / "regression", bench.data
     guess, held = (first_guess(bench, part.y) for part in (data.train, data.validation))
 
-    def train(plan: Plan) -> None:
+    def train(plan: Plan) -> Trainable:
         model = train_regression(
             guess, data.train.x, plan, widths=bench.widths, held=(held, data.validation.x),
-            folder=folder, device=str(bench.device),
+            folder=folder, device=str(bench.device), deadline=bench.deadline,
         )  # fmt: skip
+        if model.epochs < plan.epochs:
+            return model
         error = _error(model, held, data.validation.x)
         if error < _best(folder):
             runs.make_folder(folder / "best")
             shutil.copy(folder / "weights.safetensors", folder / "best" / "weights.safetensors")
             runs.write_text(folder / "best" / "error.txt", f"{error!r}\n")
+        return model
 
     epochs = bench.scale.regression_epochs
-    return _in_parts(bench, folder, epochs, (guess, data.train.x), train)
+    return _in_parts(bench, folder, epochs, PART, (guess, data.train.x), train)
 
 
 def _best(folder: Path) -> float:
@@ -242,14 +252,14 @@ def train_prior_in_parts(bench: Bench) -> bool:
     """Train the diffusion prior on the training slices."""
     folder, data = bench.folder / "prior", bench.data
 
-    def train(plan: Plan) -> None:
-        train_prior(
+    def train(plan: Plan) -> Trainable:
+        return train_prior(
             data.train.x, plan, widths=bench.widths, held=data.validation.x, folder=folder,
-            device=str(bench.device),
+            device=str(bench.device), deadline=bench.deadline,
         )  # fmt: skip
 
-    slices = (data.train.x, data.train.x)
-    return _in_parts(bench, folder, bench.scale.prior_epochs, slices, train)
+    epochs, slices = bench.scale.prior_epochs, (data.train.x, data.train.x)
+    return _in_parts(bench, folder, epochs, epochs, slices, train)
 
 
 def load_regression(bench: Bench) -> Regression | None:

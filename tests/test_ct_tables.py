@@ -1,0 +1,246 @@
+"""What the report of the CT study says: its command, commits, sources, samples and slices."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from torch import Generator
+
+from vspair import runs
+from vspair.baselines.tv import tv_admm
+from vspair.cli import app
+from vspair.errors import VspairError
+from vspair.metrics import central_interval, coverage
+from vspair.studies import ct as study
+from vspair.studies import ct_sweeps_tables, ct_tables
+from vspair.studies.ct_answers import choose_weights, read
+from vspair.studies.ct_data import CtData, bin_of, draw
+from vspair.studies.ct_measures import history
+from vspair.studies.ct_training import Bench
+from vspair.studies.results import Row
+
+FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=30)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_data_folder() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VSPAIR_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(no_data_folder: None) -> CtData:
+    return draw(FEW)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory, no_data_folder: None) -> Path:
+    """The answers of methods that need no training."""
+    folder = tmp_path_factory.mktemp("tables")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "commit", lambda: "answered-here")
+        study.reproduce(folder, folder=folder, scale=FEW, only="answers", device="cpu")
+    return folder / "answers"
+
+
+def changed(answers: Path, folder: Path, **values: Any) -> Path:
+    """Return a copy of the answers with other notes."""
+    folder.mkdir()
+    for path in answers.glob("*.npz"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    about = json.loads((answers / "about.json").read_text()) | values
+    (folder / "about.json").write_text(json.dumps(about))
+    return folder
+
+
+# -- sources, command and commits -----------------------------------------------------------
+
+
+def test_the_report_names_its_sources(answers: Path, tmp_path: Path) -> None:
+    assert "phantoms made by vspair" in study.report(tmp_path / "out", answers)
+    real = changed(answers, tmp_path / "real", phantoms=False)
+    text = study.report(tmp_path / "out", real)
+    for words in (
+        "LIDC-IDRI", "Armato et al. 2011", "10.7937/k9/tcia.2015.lo9ql9sx", "CC BY 3.0",
+        "LoDoPaB-CT", "Leuschner et al. 2021", "CC BY 4.0",
+    ):  # fmt: skip
+        assert words in text
+    assert "made by vspair" not in text
+    assert "data_dir=D" in text
+
+
+def test_the_command_is_one_that_the_command_line_has() -> None:
+    command = study._command
+    scale = replace(study.Scale(), epochs=60, regression_epochs=30, zeta=0.2, copies=4)
+    scale = replace(scale, prior_epochs=200, dps_images=8)
+    words = command(asdict(scale), False)
+    assert words == (
+        "vspair reproduce ct --data-dir D --epochs 60 --copies 4 --regression-epochs 30 "
+        "--prior-epochs 200 --dps-images 8 --zeta 0.2"
+    )
+    group = typer.main.get_command(app)
+    ct = group.commands["reproduce"].commands["ct"]  # type: ignore[attr-defined]
+    known = {option for parameter in ct.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", words)) <= known
+    assert len(study.FLAGS) + 1 == words.count("--")
+    assert command(asdict(study.Scale()), True) == "vspair reproduce ct"
+    assert command(asdict(study.SMOKE), False) == "vspair reproduce ct --smoke --data-dir D"
+    other = command(asdict(replace(study.Scale(), samples=9)), True)
+    assert other == "vspair.studies.ct.reproduce(out, folder=runs, scale=Scale(samples=9))"
+
+
+def test_the_sweeps_command_and_sources() -> None:
+    settings = {"small": False, "training.epochs": 60}
+    assert ct_sweeps_tables._command(settings, True) == "vspair reproduce ct-sweeps --epochs 60"
+    assert ct_sweeps_tables._command(settings, False).endswith(" --epochs 60 --data-dir D")
+
+
+def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
+    settings = {
+        "small": False, "samples": 50, "model.x_size": 2, "model.y_size": 2,
+        "objective.lambda_x": 1.0, "objective.lambda_y": 1.0, "objective.lambda_binary": 0.0, "objective.rho": "closed",
+        "training.epochs": 60,
+    }  # fmt: skip
+    parts = {"slices": {"test": 3}, "patients": {"test": 2}, "phantoms": False}
+    conditions = [f"c{i}" for i in range(16)]
+    there: ct_sweeps_tables.Answers = {
+        c: parts | {"settings": settings, "machine": "m", "commit": f"made-{i % 2}"}
+        | {"row": {"nnz": 1.0, "mse_sample": 0.1}}
+        for i, c in enumerate(conditions)
+    }  # fmt: skip
+    text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, {})
+    assert "ct-sweeps --epochs 60 --data-dir D` at commits made-0, made-1, answers on m" in text
+    assert "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0" in text
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["scale"]["commits"] == ["made-0", "made-1"]
+
+
+def test_the_commits_are_those_of_the_stages(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "commit", lambda: "reporting-here")
+    text = study.report(tmp_path / "out", answers)
+    assert "at commit answered-here, answers" in text
+    assert "reporting-here" not in text
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["commit"] == "reporting-here"
+    assert summary["scale"]["commits"] == {"answers": ["answered-here"]}
+    folder = answers.parent
+    study.reproduce(folder, folder=folder, scale=FEW, only="answers", device="cpu")  # all is there
+    assert "at commit answered-here, answers" in study.report(tmp_path / "out", answers)
+    more = {"answers": ["b"], "dps": ["a", "b"]}
+    both = changed(answers, tmp_path / "both", commits=more)
+    assert "at commits a, b, answers on" in study.report(tmp_path / "out", both)
+
+
+# -- notes ----------------------------------------------------------------------------------
+
+
+def test_a_stage_of_another_scale_is_refused(data: CtData, tmp_path: Path) -> None:
+    bench = Bench(replace(FEW, epochs=60), data, tmp_path, torch.device("cpu"))
+
+    def noted() -> Any:
+        return json.loads((tmp_path / "answers" / "about.json").read_text())["scale"]
+
+    study._note(bench, "paper")
+    for stage in ("calibrated", "answers", "paper"):
+        with pytest.raises(VspairError, match=r"epochs is 60 there and 0 here. Give --epochs 60,"):
+            study._note(replace(bench, scale=replace(FEW, epochs=0)), stage)
+    with pytest.raises(VspairError, match=r"samples is 4 there and 5 here. Give the same scale"):
+        study._note(replace(bench, scale=replace(bench.scale, samples=5)), "answers")
+    real = replace(data, phantoms=False)
+    with pytest.raises(VspairError, match=r"notes phantoms. Give no --data-dir"):
+        study._note(replace(bench, data=real), "answers")
+    assert noted()["epochs"] == 60
+
+
+def test_what_nothing_was_made_with_may_change(data: CtData, tmp_path: Path) -> None:
+    """A U-Net may also be trained on by its own stage, and DPS be answered anew."""
+    bench = Bench(FEW, data, tmp_path, torch.device("cpu"))
+
+    def note(stage: str, **values: Any) -> None:
+        study._note(replace(bench, scale=replace(FEW, **values)), stage)
+
+    note("paper")
+    note("prior", prior_epochs=300)
+    with pytest.raises(VspairError, match="Give --prior-epochs 300"):
+        note("regression")
+    with pytest.raises(VspairError, match="Give --prior-epochs 300"):
+        note("prior", prior_epochs=200)
+    note("prior", prior_epochs=400)
+    note("dps", prior_epochs=400, zeta=0.2)
+    note("dps", prior_epochs=400, zeta=0.3)
+    with pytest.raises(VspairError, match=r"Give --zeta 0.3,"):
+        note("seconds", prior_epochs=400)
+    with pytest.raises(VspairError, match=r"Give --prior-epochs 400 --zeta 0.3,"):
+        note("seconds")
+
+
+# -- words of the tables --------------------------------------------------------------------
+
+
+def test_the_share_of_slices_that_tv_solved_is_shown(
+    answers: Path, data: CtData, tmp_path: Path
+) -> None:
+    bench = Bench(FEW, data, tmp_path, torch.device("cpu"))
+    weights = choose_weights(bench)
+    assert weights is not None
+    own = weights[bin_of(data.test_level, FEW.noise)]
+    result = tv_admm(data.problem.transform, data.test.y, own, max_iterations=30)
+    found = read(answers / "tv.npz")["image"]["converged"]
+    assert found.tolist() == result.converged.float().tolist()
+    parts = {"tv": {"image": {"converged": np.array([1.0, 1, 1, 0])}}}
+    parts["tv-choice"] = {"choice": {"weight": np.full(4, 0.01)}}
+    assert "met the tolerance on 75 % of the test slices" in ct_tables._weights(parts, 0.1)
+    text = study.report(tmp_path / "out", answers)
+    assert f"met the tolerance on {100 * found.mean():.3g} % of the test slices" in text
+
+
+@pytest.mark.parametrize("count", [2, 10, 18, 19, 50])
+def test_the_coverage_of_few_exact_samples(count: int) -> None:
+    generator = Generator().manual_seed(0)
+    drawn, truth = (torch.randn(n, 40_000, generator=generator) for n in (count, 1))
+    low, high = central_interval(drawn, 0.9)
+    inside = float(coverage(low[None], high[None], truth))
+    assert ct_tables._inside(count) == pytest.approx(inside, abs=0.01)
+
+
+def test_samples_are_told_apart() -> None:
+    words = ct_tables._counts({"samples": 50, "trajectories": 10})
+    assert "vsPAIR is judged by 50 samples, DPS by 10" in words
+    assert "would be 90.0 % and 81.8 %" in words
+    assert "from the least to the greatest" in words
+    assert "decoded mean code for vsPAIR and of one trajectory for DPS" in words
+    even = ct_tables._counts({"samples": 50, "trajectories": 19})
+    assert "from the least" not in even
+
+
+def test_a_method_on_fewer_slices_takes_no_bold() -> None:
+    def rows(name: str, mse: float, slices: int) -> list[Row]:
+        bins = {"mse": mse, "slices": float(slices)}
+        own = ct_tables.NAMES[name]
+        binned = [Row(*own, k, v, condition="noise 0-2.5 %") for k, v in bins.items()]
+        return [*binned, Row(*own, "mse", 0.0)]
+
+    found = rows("fbp", 0.3, 400) + rows("tv", 0.2, 400) + rows("dps", 0.1, 4)
+    table = ct_tables._by_noise(found, "mse").splitlines()
+    assert table[0] == "|  | 0-2.5 %, 400 slices |"
+    assert table[2:] == ["| FBP | 0.3 |", "| TV-ADMM | **0.2** |", "| DPS | 0.1 (4 of 400) |"]
+
+
+def test_the_history_has_the_epoch_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = [{"epoch": 1, "loss": 3.0}, {"epoch": 2, "loss": 2.0, "val_loss": 1.0}]
+    monkeypatch.setattr(runs.Run, "metrics", lambda self: logged)
+    found = history(tmp_path, 2)
+    assert found["best"].tolist() == [2]
+    np.testing.assert_array_equal(found["validation"], [np.nan, 1.0])
