@@ -106,8 +106,8 @@ def test_the_sweeps_command_and_sources() -> None:
 def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     settings = {
         "small": False, "samples": 50, "model.x_size": 2, "model.y_size": 2,
-        "objective.lambda_x": 1.0, "objective.lambda_y": 1.0, "objective.lambda_binary": 0.0, "objective.rho": "closed",
-        "training.epochs": 60,
+        "objective.lambda_x": 1.0, "objective.lambda_y": 1.0, "objective.lambda_binary": 0.0,
+        "objective.rho": "closed", "training.epochs": 60,
     }  # fmt: skip
     parts = {"slices": {"test": 3}, "patients": {"test": 2}, "phantoms": False}
     conditions = [f"c{i}" for i in range(16)]

@@ -163,8 +163,8 @@ def _head(first: Settings, about: Settings, command: str) -> str:
         f"{settings['model.x_size']:,} and {settings['model.y_size']:,} factors, lambda_1 = "
         f"{settings['objective.lambda_x']:g}, lambda_2 = {settings['objective.lambda_y']:g}, "
         f"lambda_b = {settings['objective.lambda_binary']:g}; {_rho(settings)}. **Each training "
-        f"has {settings['training.epochs']:,} epochs; the paper's have {PAPER_EPOCHS}.** One seed; "
-        "the weights are those of the epoch that is best on the validation patients. All "
+        f"has {settings['training.epochs']:,} epochs; the paper's have {PAPER_EPOCHS}.** One "
+        "seed; the weights are those of the epoch that is best on the validation patients. All "
         f"numbers are means over the test slices, with {settings['samples']} samples each."
     )
 
