@@ -38,6 +38,14 @@ def guard() -> Iterator[None]:
     assert after == before, "dtype, grad mode, deterministic flag or threads changed"
 
 
+@pytest.fixture(scope="module")
+def no_data_folder() -> Iterator[None]:
+    """Phantoms and made digits, also where real data is at hand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VSPAIR_DATA", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def digits() -> InpaintingData:
     """Made digits with deleted squares: 80 training and 16 test pairs."""

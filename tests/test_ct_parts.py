@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,11 +43,7 @@ from vspair.studies.factors import STEPS, code_row, leading, perturbed
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_data_folder() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("VSPAIR_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 @pytest.fixture(scope="module")

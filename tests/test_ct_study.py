@@ -33,8 +33,8 @@ from vspair.studies.ct_training import (
     load_prior,
     load_vspair,
     train_preset,
-    train_prior_in_parts,
-    train_regression_in_parts,
+    train_prior_in_time,
+    train_regression_in_time,
 )
 
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=1)
@@ -44,11 +44,7 @@ FIGURES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_data_folder() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("VSPAIR_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +62,15 @@ def test_a_unet_in_parts_is_the_one_trained_at_once(
     whole, parts = (
         Bench(scale, data, tmp_path / name, torch.device("cpu")) for name in ("whole", "parts")
     )
-    assert train_prior_in_parts(whole)
+    assert train_prior_in_time(whole)
     late = replace(parts, deadline=time.monotonic() - 1)
-    assert not train_prior_in_parts(late)
+    assert not train_prior_in_time(late)
     assert not (tmp_path / "parts" / "prior").exists()
     with monkeypatch.context() as patch:
         patch.setattr(Bench, "late", lambda self, needed=0.0: False)
-        assert not train_prior_in_parts(late)
+        assert not train_prior_in_time(late)
     assert len(read_metrics(tmp_path / "parts" / "prior" / "metrics.jsonl")) == 1
-    assert train_prior_in_parts(parts)
+    assert train_prior_in_time(parts)
     one, other = (load_prior(bench) for bench in (whole, parts))
     assert one is not None
     assert other is not None
@@ -97,11 +93,11 @@ def test_the_best_regression_is_the_same_wherever_it_was_stopped(
 
     monkeypatch.setattr(ct_training, "PART", 2)
     monkeypatch.setattr(ct_training, "_error", look)
-    assert train_regression_in_parts(whole)
+    assert train_regression_in_time(whole)
     late = replace(parts, deadline=time.monotonic() - 1)
     with monkeypatch.context() as patch:
         patch.setattr(Bench, "late", lambda self, needed=0.0: needed > 0)
-        assert [train_regression_in_parts(late) for _ in range(5)] == [False] * 4 + [True]
+        assert [train_regression_in_time(late) for _ in range(5)] == [False] * 4 + [True]
     assert looks == [2, 4, 5] * 2
     one, other = (tmp_path / name / "regression" / "best" for name in ("whole", "parts"))
     assert (one / "error.txt").read_text() == (other / "error.txt").read_text()

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,7 @@ from vspair.studies.results import Row
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=30)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_data_folder() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("VSPAIR_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 @pytest.fixture(scope="module")

@@ -382,7 +382,9 @@ def test_a_package_with_parts_of_other_shapes_is_refused(
 # -- the real ones --------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not os.environ.get("VSPAIR_DATA"), reason="VSPAIR_DATA is not set")
+@pytest.mark.skipif(
+    not os.environ.get("VSPAIR_DATA"), reason="needs the real MNIST files: set VSPAIR_DATA"
+)
 def test_the_original_files() -> None:
     data = load_mnist()
     assert data.train_images.shape == (60000, 28, 28)

@@ -62,7 +62,7 @@ def precision(device: torch.device, name: Precision) -> AbstractContextManager[o
 
 
 @contextmanager
-def fast_products() -> Iterator[None]:
+def _fast_products() -> Iterator[None]:
     """Let oneDNN multiply float32 matrices on a CPU: on some it is 1.5 times as fast as MKL.
 
     Where it would round factors to bfloat16, on CPUs with AMX, nothing changes.
@@ -84,7 +84,7 @@ def prepared(model: InverseModel, compile: bool, name: Precision) -> Iterator[No
     on_cpu = model.log_width.device.type == "cpu"
     with (
         compiled(model) if compile else nullcontext(),
-        fast_products() if on_cpu and name == "bfloat16" else nullcontext(),
+        _fast_products() if on_cpu and name == "bfloat16" else nullcontext(),
     ):
         yield
 

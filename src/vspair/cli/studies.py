@@ -16,11 +16,32 @@ reproduce = typer.Typer(
 )
 
 Draw = Annotated[bool, typer.Option("--draw", help="Only draw the saved figures in --out again.")]
+Minutes = Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Faster steps on a GPU.")]
+Slices = Annotated[
+    Path | None, typer.Option(help="Of real slices; VSPAIR_DATA, or phantoms, if not given.")
+]
+Results = Annotated[
+    Path | None, typer.Option(help="For tables and figures: results/STUDY if not given.")
+]
+Runs = Annotated[
+    Path | None, typer.Option(help="Where to keep the trainings: runs/STUDY if not given.")
+]
 
 
 def drew(paths: list[Path]) -> None:
     for path in paths:
         say(f"Drew {path}.")
+
+
+def places(name: str, out: Path | None, runs: Path | None) -> tuple[Path, Path]:
+    """Return the folders of a study's results and trainings, by its name where not given."""
+    return out or Path("results", name), runs or Path("runs", name)
+
+
+def told(text: str | None) -> None:
+    """Say what a study found, or that it was stopped in time."""
+    say(text or "Stopped in time. The same command continues.")
 
 
 @reproduce.command()
@@ -57,17 +78,13 @@ def mnist(
     data_dir: Annotated[
         Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="For tables and figures: results/mnist if not given.")
-    ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Where to keep the trainings: runs/mnist if not given.")
-    ] = None,
+    out: Results = None,
+    runs: Runs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of vsPAIR (paper).")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
     test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
     unit: Annotated[bool, typer.Option("--unit", help="Pixels on [0, 1], not [-1, 1].")] = False,
-    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    minutes: Minutes = 0.0,
     device: Device = "auto",
     readings: Annotated[
         bool, typer.Option("--readings", help="Compare readings of what the paper leaves open.")
@@ -90,7 +107,7 @@ def mnist(
     from vspair.studies.mnist_readings import compare, some_tests
 
     name, low = "mnist" + "-unit" * unit + "-smoke" * smoke, 0.0 if unit else -1.0
-    out, runs = out or Path("results", name), runs or Path("runs", name)
+    out, runs = places(name, out, runs)
     if draw:
         drew(redraw(out))
         return
@@ -107,7 +124,7 @@ def mnist(
             data, out, folder=runs, names=only, device=device, epochs=epochs or 14,
             minutes=minutes,
         )  # fmt: skip
-        say(text or "Stopped in time. The same command continues.")
+        told(text)
         return
     counts = {name: seeds if name == "vsPAIR" else 1 for name in NAMES}
     command = f"vspair reproduce mnist --seeds {seeds}"
@@ -117,24 +134,20 @@ def mnist(
         data, out, folder=runs, seeds=counts, device=device, epochs=epochs, minutes=minutes,
         command=command,
     )  # fmt: skip
-    say(text or "Stopped in time. The same command continues.")
+    told(text)
 
 
 @reproduce.command()
 @stoppable("Stopped. The same command continues from the last checkpoints.")
 def heat(
-    out: Annotated[
-        Path | None, typer.Option(help="For tables and figures: results/heat if not given.")
-    ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Where to keep the trainings: runs/heat if not given.")
-    ] = None,
+    out: Results = None,
+    runs: Runs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds without noise; with noise one.")] = 3,
     only: Annotated[
         str, typer.Option(help="One preset, without noise: paper or calibrated.")
     ] = "",
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 1,250.")] = 0,
-    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    minutes: Minutes = 0.0,
     device: Device = "auto",
     fast: Annotated[bool, typer.Option("--fast", help="Networks in bfloat16.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few pairs.")] = False,
@@ -145,8 +158,7 @@ def heat(
     from vspair.studies.heat import reproduce as run
     from vspair.studies.heat_figures import redraw
 
-    name = "heat-smoke" if smoke else "heat"
-    out, runs = out or Path("results", name), runs or Path("runs", name)
+    out, runs = places("heat" + "-smoke" * smoke, out, runs)
     if draw:
         drew(redraw(out))
         return
@@ -159,17 +171,15 @@ def heat(
         out, folder=runs, seeds=seeds, only=only, scale=scale, device=device, fast=fast,
         minutes=minutes, command=command,
     )  # fmt: skip
-    say(text or "Stopped in time. The same command continues.")
+    told(text)
 
 
 @reproduce.command()
 @stoppable("Stopped. The same command continues from the last checkpoints.")
 def ct(
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Of real slices; VSPAIR_DATA, or phantoms, if not given.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="results/ct if not given.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="runs/ct if not given.")] = None,
+    data_dir: Slices = None,
+    out: Results = None,
+    runs: Runs = None,
     only: Annotated[
         str,
         typer.Option(help="paper, calibrated, regression, prior, answers, dps, seconds, report."),
@@ -180,9 +190,9 @@ def ct(
     copies: Annotated[int, typer.Option(min=1, help="Moved copies of each training slice.")] = 1,
     dps_images: Annotated[int, typer.Option(min=1, help="Test slices for DPS.")] = 16,
     zeta: Annotated[float, typer.Option(min=0, help="DPS's step size.")] = 0.1,
-    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    minutes: Minutes = 0.0,
     device: Device = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Faster steps on a GPU.")] = False,
+    compile: Compile = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few slices.")] = False,
     draw: Draw = False,
 ) -> None:
@@ -191,8 +201,7 @@ def ct(
     from vspair.studies.ct import reproduce as run
     from vspair.studies.ct_figures import redraw
 
-    name = "ct-smoke" if smoke else "ct"
-    out, runs = out or Path("results", name), runs or Path("runs", name)
+    out, runs = places("ct" + "-smoke" * smoke, out, runs)
     if draw:
         drew(redraw(out))
         return
@@ -201,26 +210,24 @@ def ct(
     scale = SMOKE if smoke else Scale(**given)
     how: dict[str, Any] = {"device": device, "minutes": minutes, "compile": compile}
     text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
-    say(text or "Stopped in time. The same command continues.")
+    told(text)
 
 
 @reproduce.command()
 @stoppable("Stopped. The same command continues from the last checkpoints.")
 def ct_sweeps(
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Of real slices; VSPAIR_DATA, or phantoms, if not given.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="results/ct-sweeps if not given.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="runs/ct-sweeps if not given.")] = None,
+    data_dir: Slices = None,
+    out: Results = None,
+    runs: Runs = None,
     only: Annotated[str, typer.Option(help="prior, gamma or report.")] = "",
     epochs: Annotated[
         int, typer.Option(min=0, help="Of each training; 0 for the paper's 500.")
     ] = 60,
     lanes: Annotated[int, typer.Option(min=1, max=16, help="Trainings side by side.")] = 1,
-    minutes: Annotated[float, typer.Option(min=0, help="Stop in time; 0 does not stop.")] = 0.0,
+    minutes: Minutes = 0.0,
     device: Device = "auto",
     keep: Annotated[bool, typer.Option("--keep", help="Keep weights, gigabytes each.")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="Faster steps on a GPU.")] = False,
+    compile: Compile = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few slices.")] = False,
     draw: Draw = False,
 ) -> None:
@@ -229,8 +236,7 @@ def ct_sweeps(
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    name = "ct-sweeps-smoke" if smoke else "ct-sweeps"
-    out, runs = out or Path("results", name), runs or Path("runs", name)
+    out, runs = places("ct-sweeps" + "-smoke" * smoke, out, runs)
     if draw:
         drew(redraw(out))
         return
@@ -238,4 +244,4 @@ def ct_sweeps(
     how["compile"] = compile
     scale = SMOKE if smoke else Scale(epochs=epochs)
     text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
-    say(text or "Stopped in time. The same command continues.")
+    told(text)

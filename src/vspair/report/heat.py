@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vspair import runs
 from vspair.report import plots
 from vspair.report.plots import FAINT, GREY, INK, MAPS, PALETTE, ImageRow, new_figure, quiet
 from vspair.uncertainty import uncertainty_error
@@ -266,13 +265,7 @@ CAPTIONS = {
 
 def draw_all(numbers: Numbers, folder: Path) -> list[Path]:
     """Draw every figure into a folder; return their paths."""
-    runs.make_folder(folder)
-    paths = []
-    for name, draw in _figures(numbers):
-        picture = plots.png(draw())
-        paths.append(folder / f"{name}.png")
-        runs.atomically(paths[-1], partial(Path.write_bytes, data=picture))
-    return paths
+    return plots.write_all(dict(_figures(numbers)), folder)
 
 
 def _caption(path: Path) -> str:

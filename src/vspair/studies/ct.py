@@ -25,8 +25,8 @@ from vspair.studies.ct_tables import collect, describe, error_by_noise, gather, 
 from vspair.studies.ct_training import (
     Bench,
     train_preset,
-    train_prior_in_parts,
-    train_regression_in_parts,
+    train_prior_in_time,
+    train_regression_in_time,
 )
 from vspair.studies.results import write_summary
 from vspair.together import in_time
@@ -36,8 +36,8 @@ __all__ = ["SMOKE", "STAGES", "Scale", "report", "reproduce"]
 _WORK: dict[str, Callable[[Bench], bool]] = {
     "paper": partial(train_preset, preset="paper"),
     "calibrated": partial(train_preset, preset="calibrated"),
-    "regression": train_regression_in_parts,
-    "prior": train_prior_in_parts,
+    "regression": train_regression_in_time,
+    "prior": train_prior_in_time,
     "answers": answer_all,
     "dps": answer_dps,
     "seconds": measure_seconds,

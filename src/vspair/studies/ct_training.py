@@ -41,8 +41,8 @@ __all__ = [
     "load_regression",
     "load_vspair",
     "train_preset",
-    "train_prior_in_parts",
-    "train_regression_in_parts",
+    "train_prior_in_time",
+    "train_regression_in_time",
     "vspair_config",
     "vspair_trainer",
 ]
@@ -212,7 +212,7 @@ def first_guess(bench: Bench, y: Tensor) -> Tensor:
     return torch.cat([fbp(part.to(bench.device)).cpu() for part in y.split(256)])
 
 
-def train_regression_in_parts(bench: Bench) -> bool:
+def train_regression_in_time(bench: Bench) -> bool:
     """Train the regression, keeping the best weights on the validation patients as well."""
     folder, data = bench.folder / "regression", bench.data
     guess, held = (first_guess(bench, part.y) for part in (data.train, data.validation))
@@ -248,7 +248,7 @@ def _error(model: Regression, guess: Tensor, x: Tensor) -> float:
     return total / x.numel()
 
 
-def train_prior_in_parts(bench: Bench) -> bool:
+def train_prior_in_time(bench: Bench) -> bool:
     """Train the diffusion prior on the training slices."""
     folder, data = bench.folder / "prior", bench.data
 
