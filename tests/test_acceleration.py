@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
-from vspair.acceleration import precision, prepared
+from vspair.acceleration import precision, products
 from vspair.config import Config
 from vspair.fitting import prepare
 from vspair.training import Trainer
@@ -130,19 +130,37 @@ def test_bfloat16_on_a_cpu_multiplies_float32_matrices_exactly(
     monkeypatch: pytest.MonkeyPatch, amx: bool
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    model = trainer(config("vsPAIR"), "cpu").model
-    before = torch.get_float32_matmul_precision()
-    with prepared(model, False, "bfloat16"):
+    before, cpu = torch.get_float32_matmul_precision(), torch.device("cpu")
+    with products(cpu, "bfloat16"):
         # On a CPU with AMX, the faster products would be those of bfloat16.
         assert torch.get_float32_matmul_precision() == (before if amx else "medium")
     assert torch.get_float32_matmul_precision() == before
-    with prepared(model, False, "float32"):
+    with products(cpu, "float32"):
         assert torch.get_float32_matmul_precision() == before
 
 
-def test_the_products_of_a_bfloat16_training_do_not_round() -> None:
-    model = trainer(config("vsPAIR"), "cpu").model
-    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
-    with prepared(model, False, "bfloat16"):
+@devices
+def test_the_products_of_a_bfloat16_training_round_less_than_bfloat16(device: str) -> None:
+    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0)).to(device)
+    with products(torch.device(device), "bfloat16"):
         error = (a @ b - (a.double() @ b.double())).abs().max()
-    assert error < 1e-4  # rounded to bfloat16, factors give 0.1
+    # Rounded to bfloat16, factors give 0.1; a GPU rounds them to TF32.
+    assert error < (1e-4 if device == "cpu" else 3e-2)
+
+
+def test_a_step_in_bfloat16_has_fast_products_and_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trainings take turns, so that a setting of one must end with its step."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    rough, exact = (trainer(config("vsPAIR", precision=p), "cpu") for p in ("bfloat16", "float32"))
+    seen: dict[str, set[str]] = {"rough": set(), "exact": set()}
+    for name, t in (("rough", rough), ("exact", exact)):
+        parameter = next(p for p in t.parameters if p.requires_grad)
+        parameter.register_hook(
+            lambda _, name=name: seen[name].add(torch.get_float32_matmul_precision())
+        )
+    before = torch.get_float32_matmul_precision()
+    for _ in zip(rough.run_steps([]), exact.run_steps([]), strict=True):
+        assert torch.get_float32_matmul_precision() == before
+    assert seen == {"rough": {"medium"}, "exact": {before}}

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.diffusion import VPSDE, Prior, train_prior
+from vspair.acceleration import Precision
+from vspair.baselines.diffusion import VPSDE, Prior, noise_loss, train_prior
+from vspair.baselines.learning import Plan, _Training
 from vspair.baselines.regression import Regression, train_regression
-from vspair.baselines.unet import Plan, UNet, _Time, _Training
+from vspair.baselines.unet import UNet, _Time
 from vspair.errors import VspairError
 
 
@@ -134,27 +136,62 @@ def test_no_epoch_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch
         return plain(training)
 
     monkeypatch.setattr(_Training, "epoch", epoch)
-    monkeypatch.setattr("vspair.baselines.unet.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("vspair.baselines.learning.time.monotonic", lambda: clock[0])
     for deadline, done in ((5.0, 1), (25.0, 2), (30.0, 3), (1e3, 4)):
         clock[0] = 0.0
         assert train_prior(discs(16), PLAN, deadline=deadline, **TINY).epochs == done
 
 
-def test_the_average_is_that_of_one_tensor_after_the_other() -> None:
-    training = _Training(
-        Prior((10, 10), **TINY), lambda *_: torch.zeros(()), (discs(4),), PLAN, None
-    )
-    means = [mean.clone() for mean in training.average]
-    for k in range(3):
-        with torch.no_grad():
-            for parameter in training.parameters:
-                parameter.add_(torch.randn_like(parameter))
-        training._follow(k)
-        decay = min(0.5, (1 + k) / (10 + k))
+def noise_training(device: str, precision: Precision = "float32") -> _Training:
+    """Return a prior's training on 40 discs, two whole batches and a smaller one an epoch."""
+    torch.manual_seed(0)
+    prior = Prior((10, 10), **TINY).to(device)
+    plan = Plan(3, 16, 3e-3, 0.5, precision=precision)
+
+    def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
+        return noise_loss(prior, prior.sde, batch[0], generator)
+
+    return _Training(prior, loss, (discs(40),), plan, None)
+
+
+def test_the_average_follows_the_weights_step_by_step() -> None:
+    training = noise_training("cpu")
+    means, step = [m.clone() for m in training.average], training.step
+    decays: list[float] = []
+
+    def watched(batch: Tensor) -> None:
+        step(batch)
+        k = len(decays)
+        decays.append(min(0.5, (1 + k) / (10 + k)))
         for mean, parameter in zip(means, training.parameters, strict=True):
-            mean.lerp_(parameter.detach(), 1 - decay)
+            mean.lerp_(parameter.detach(), 1 - decays[-1])
+
+    training.step = watched
+    training.rows = [training.epoch()]
+    training.epoch()
+    assert len(decays) == 6
+    assert decays[0] == 0.1 < decays[-1]
     for mean, other in zip(training.average, means, strict=True):
-        assert torch.equal(mean, other)
+        torch.testing.assert_close(mean, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_captured_on_a_gpu_gives_the_plain_weights(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    plain, fast = (noise_training("cuda", precision) for _ in range(2))
+    plain.step = plain._step
+    start = torch.cat([p.detach().flatten().clone() for p in plain.parameters])
+    losses = [[t.epoch()["loss"] for _ in range(2)] for t in (plain, fast)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3 if precision == "float32" else 1e-2)
+    for part in ("parameters", "average"):
+        a, b = (torch.cat([p.detach().flatten() for p in getattr(t, part)]) for t in (plain, fast))
+        # Adam turns a rounding in a gradient near zero into a whole step.
+        like = torch.nn.functional.cosine_similarity(a - start, b - start, dim=0)
+        assert like > (0.999 if precision == "float32" else 0.9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,7 +10,7 @@ Every path is tested against the plain one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
@@ -18,9 +18,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vspair.model import InverseModel, PairedAutoencoder
-from vspair.objective import Stage
 
-__all__ = ["Captured", "Precision", "compiled", "eagerly", "networks", "precision", "prepared"]
+__all__ = ["Captured", "Precision", "compiled", "eagerly", "networks", "precision", "products"]
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -62,38 +61,31 @@ def precision(device: torch.device, name: Precision) -> AbstractContextManager[o
 
 
 @contextmanager
-def _fast_products() -> Iterator[None]:
-    """Let oneDNN multiply float32 matrices on a CPU: on some it is 1.5 times as fast as MKL.
+def products(device: torch.device, name: Precision) -> Iterator[None]:
+    """Let the float32 products of a whole step that bfloat16 leaves be fast as well.
 
-    Where it would round factors to bfloat16, on CPUs with AMX, nothing changes.
+    A GPU rounds their factors to TF32, which has eight times the resolution of bfloat16. On a CPU
+    oneDNN multiplies, on some 1.5 times as fast as MKL; where it would round to bfloat16, on CPUs
+    with AMX, nothing changes.
     """
-    if torch.cpu._is_amx_tile_supported():
+    on_cpu = device.type == "cpu"
+    if name == "float32" or (on_cpu and torch.cpu._is_amx_tile_supported()):
         yield
         return
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("medium" if on_cpu else "high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-@contextmanager
-def prepared(model: InverseModel, compile: bool, name: Precision) -> Iterator[None]:
-    """Make a whole training faster: compiled networks, and products that bfloat16 goes with."""
-    on_cpu = model.log_width.device.type == "cpu"
-    with (
-        compiled(model) if compile else nullcontext(),
-        _fast_products() if on_cpu and name == "bfloat16" else nullcontext(),
-    ):
-        yield
-
-
 class Captured:
-    """Replays a training step as a CUDA graph; one graph for each stage and size of batch.
+    """Replays a training step as a CUDA graph; one graph for each kind of step and size of batch.
 
     Arguments:
-        step: Does one step on a batch of indices; it must not wait for the device.
+        step: Does one step on a batch of indices, of the kind that the other arguments say, if
+            there are several; it must not wait for the device.
         size: The size of a whole batch; for others, such as an epoch's last, compiled networks
             run as they are written.
         generator: Draws the step's noise.
@@ -102,29 +94,31 @@ class Captured:
 
     def __init__(
         self,
-        step: Callable[[Tensor, Stage], None],
+        step: Callable[..., None],
         size: int,
         generator: Generator,
         state: Callable[[], list[Tensor]],
     ) -> None:
         self.step, self.size, self.generator, self.state = step, size, generator, state
-        self.graphs: dict[tuple[Stage, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         # Matrix products captured on one stream share a workspace, and graphs that share it must
         # not run side by side: each training is captured on the stream that it runs on.
         current = torch.cuda.current_stream(generator.device)
         default = torch.cuda.default_stream(generator.device)
         self.stream = torch.cuda.Stream(generator.device) if current == default else current
 
-    def __call__(self, batch: Tensor, stage: Stage) -> None:
+    def __call__(self, batch: Tensor, *kind: Hashable) -> None:
         """Do one step."""
-        key = stage, len(batch)
+        key = kind, len(batch)
         if key not in self.graphs:
-            self.graphs[key] = self._capture(batch, stage)
+            self.graphs[key] = self._capture(batch, kind)
         graph, indices = self.graphs[key]
         indices.copy_(batch)
         graph.replay()
 
-    def _capture(self, batch: Tensor, stage: Stage) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(
+        self, batch: Tensor, kind: tuple[Hashable, ...]
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Record a step and where it reads its batch, leaving weights, moments and noise alone."""
         indices, noise = batch.to(self.generator.device, copy=True), self.generator.get_state()
         before = [(t, t.detach().clone()) for t in self.state()]
@@ -133,13 +127,13 @@ class Captured:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 for _ in range(3):
-                    self.step(indices, stage)
+                    self.step(indices, *kind)
             torch.cuda.current_stream().wait_stream(self.stream)
             self._restore(before, noise)
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
             with torch.cuda.graph(graph, stream=self.stream):
-                self.step(indices, stage)
+                self.step(indices, *kind)
         self._restore(before, noise)
         return graph, indices
 

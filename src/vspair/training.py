@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.acceleration import Captured, eagerly, precision, prepared
+from vspair.acceleration import Captured, compiled, eagerly, precision, products
 from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
 from vspair.data import random_shift, split
@@ -207,11 +207,12 @@ class Trainer:
         x, y = self.x[batch], self.y[batch]
         if t.augment == "shift":
             x, y = random_shift(x, y, self.generator)
-        with precision(self.device, t.precision):
-            loss, terms = self.objective(self.model, x, y, self.generator, stage)
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss.backward()
+        with products(self.device, t.precision):
+            with precision(self.device, t.precision):
+                loss, terms = self.objective(self.model, x, y, self.generator, stage)
+            for parameter in self.parameters:
+                parameter.grad = None
+            loss.backward()
         if t.clip:
             nn.utils.clip_grad_norm_(self.parameters, t.clip)
         self.optimiser.step()
@@ -344,9 +345,9 @@ class Trainer:
         start = self._saved - self.state.seconds
         t = self.config.training
         step: Callable[[Tensor, Stage], None] = self._step
-        with prepared(self.model, t.compile, t.precision):
+        with compiled(self.model) if t.compile else nullcontext():
             if self._captures:
-                step = Captured(self._step, t.batch_size, self.generator, self._mutable)
+                step = Captured(step, t.batch_size, self.generator, self._mutable)
             while not self.finished:
                 stage, _ = self._stage()
                 for _ in self._epoch(step):

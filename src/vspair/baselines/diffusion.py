@@ -41,7 +41,8 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.unet import WIDTHS, Plan, Trainable, UNet, channels_of, train
+from vspair.baselines.learning import Plan, Trainable, train
+from vspair.baselines.unet import WIDTHS, UNet, channels_of
 from vspair.data import Normaliser
 from vspair.errors import VspairError
 from vspair.runs import pick_device
@@ -180,7 +181,7 @@ def train_prior(
         widths: The widths of the U-Net.
         sde: The equation.
         held: More images, with shape (M, *shape), whose loss is logged beside.
-        folder: Where to save, and from where to go on; see :func:`vspair.baselines.unet.train`.
+        folder: Where to save and go on from; see :func:`vspair.baselines.learning.train`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
         show: Whether to show a progress bar.

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.unet import WIDTHS, Plan, Trainable, UNet, channels_of, train
+from vspair.baselines.learning import Plan, Trainable, train
+from vspair.baselines.unet import WIDTHS, UNet, channels_of
 from vspair.data import Normaliser
 from vspair.errors import VspairError
 from vspair.runs import pick_device
@@ -66,7 +67,7 @@ def train_regression(
         plan: How to train.
         widths: The widths of the U-Net.
         held: More pairs, whose loss is logged beside.
-        folder: Where to save, and from where to go on; see :func:`vspair.baselines.unet.train`.
+        folder: Where to save and go on from; see :func:`vspair.baselines.learning.train`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
         show: Whether to show a progress bar.

@@ -66,7 +66,7 @@ WEIGHTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 BLOCK = 200
 """Test slices of a block."""
 
-DPS_BLOCK = 4
+DPS_BLOCK = 16
 """Test slices that DPS answers at once, each with all its trajectories."""
 
 WALKED = 2

@@ -21,8 +21,9 @@ from vspair import config as configs
 from vspair import runs
 from vspair.baselines.diffusion import Prior, train_prior
 from vspair.baselines.fbp import Fbp
+from vspair.baselines.learning import Plan, Trainable
 from vspair.baselines.regression import Regression, train_regression
-from vspair.baselines.unet import WIDTHS, Plan, Trainable
+from vspair.baselines.unet import WIDTHS
 from vspair.config import Config
 from vspair.data import fingerprint
 from vspair.errors import VspairError
