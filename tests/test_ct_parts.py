@@ -81,7 +81,8 @@ def test_configurations_are_the_papers(preset: str) -> None:
 def test_copies_cost_no_more_steps() -> None:
     for copies in (1, 4):
         scale = study.Scale(copies=copies)
-        assert vspair_config("paper", scale, 0.1).training.epochs * copies == 1000
+        assert vspair_config("calibrated", scale, 0.1).training.epochs * copies == 1000
+        assert vspair_config("paper", scale, 0.1).training.epochs == 1000
 
 
 @pytest.mark.parametrize("change", [{"copies": 0}, {"samples": 1}, {"dps_images": 0}])
@@ -188,6 +189,18 @@ def test_copies_are_moved_and_their_sinograms_made_anew() -> None:
     data = draw(replace(FEW, copies=2, noise=0.0))
     assert len(data.train.x) == 36
     assert torch.allclose(data.train.y, data.problem.forward(data.train.x), atol=1e-5)
+
+
+def test_the_paper_sees_no_copies_and_all_others_do() -> None:
+    once, twice = (draw(replace(FEW, copies=n)) for n in (1, 2))
+    for plain in (once.train, twice.plain):
+        assert torch.equal(plain.x, once.plain.x)
+        assert torch.equal(plain.y, once.plain.y)
+    bench = Bench(replace(FEW, copies=2), twice, Path(), torch.device("cpu"))
+    assert len(bench.pairs("paper").x) == len(bench.pairs("sweep").x) == 18
+    assert len(bench.pairs("calibrated").x) == 36
+    assert (bench.epochs(100), bench.epochs(1)) == (50, 1)
+    assert twice.shown["slices"]["train"] == 18
 
 
 def test_bad_data_are_refused(tmp_path: Path) -> None:

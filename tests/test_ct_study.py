@@ -20,12 +20,10 @@ from vspair.problems.ct import CtPairs
 from vspair.runs import Run, read_metrics
 from vspair.studies import ct as study
 from vspair.studies import ct_training
-from vspair.studies.ct_data import (
-    CtData,
-    draw,
-    spread_out,
-)
+from vspair.studies.ct_answers import read
+from vspair.studies.ct_data import CtData, draw, spread_out
 from vspair.studies.ct_figures import FILE
+from vspair.studies.ct_seconds import measure_seconds
 from vspair.studies.ct_tables import NAMES, PAPER, TABLES, gather
 from vspair.studies.ct_training import (
     PRESETS,
@@ -133,6 +131,17 @@ def test_an_unfinished_training_is_answered_with(
 
 
 # -- the whole study ------------------------------------------------------------------------
+
+
+def test_times_need_no_training(data: CtData, tmp_path: Path) -> None:
+    """What is not trained is timed as it was drawn."""
+    bench = Bench(FEW, data, tmp_path, torch.device("cpu"))
+    assert measure_seconds(bench)
+    found = read(bench.answers / "seconds.npz")
+    samplers = {"vspair_paper", "vspair_calibrated", "dps"}
+    assert found["many"].keys() == samplers
+    assert found["one"].keys() == samplers | {"mean", "fbp", "fbp_hann", "regression", "tv"}
+    assert min(float(v) for v in found["one"].values()) > 0
 
 
 @pytest.fixture(scope="module")

@@ -175,6 +175,25 @@ def test_the_average_follows_the_weights_step_by_step() -> None:
         torch.testing.assert_close(mean, other)
 
 
+def test_norms_stay_in_bfloat16_and_the_answer_is_near() -> None:
+    torch.manual_seed(0)
+    network, x, t = UNet(1, 1, (8, 16), time=True), torch.randn(4, 12, 12), torch.rand(4)
+    for parameter in network.parameters():  # last layers are zero as they are drawn
+        torch.nn.init.normal_(parameter, std=0.1)
+    seen: set[torch.dtype] = set()
+    for module in network.modules():
+        if isinstance(module, torch.nn.GroupNorm):
+            module.register_forward_hook(lambda *a: seen.add(a[-1].dtype))
+    exact = network(x, t)
+    assert seen == {torch.float32}
+    seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = network(x, t)
+    assert seen == {torch.bfloat16}
+    assert rough.dtype == torch.float32
+    assert float((rough - exact).detach().norm() / exact.detach().norm()) < 0.03
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_step_captured_on_a_gpu_gives_the_plain_weights(

@@ -18,9 +18,10 @@ from typing import Any
 from vspair import runs
 from vspair.claims import alone
 from vspair.errors import VspairError
-from vspair.studies.ct_answers import answer_all, answer_dps, measure_seconds
+from vspair.studies.ct_answers import answer_all, answer_dps
 from vspair.studies.ct_data import SMOKE, Scale, draw
 from vspair.studies.ct_figures import illustrate, numbers
+from vspair.studies.ct_seconds import measure_seconds
 from vspair.studies.ct_tables import collect, describe, error_by_noise, gather, text
 from vspair.studies.ct_training import (
     Bench,

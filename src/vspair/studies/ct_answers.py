@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,7 @@ from vspair.model import InverseModel
 from vspair.report.plots import load_numbers
 from vspair.studies.ct_data import GEOMETRY, bin_of, edges, spread_out
 from vspair.studies.ct_measures import (
-    clock,
     codes,
-    decoded,
     history,
     judge,
     judge_samples,
@@ -51,8 +48,9 @@ __all__ = [
     "answer_all",
     "answer_dps",
     "choose_weights",
+    "digest",
+    "keep",
     "known",
-    "measure_seconds",
     "methods",
     "read",
     "sampled",
@@ -75,16 +73,14 @@ WALKED = 2
 MOST_OMEGA = 50_000
 """Values of omega that a histogram is made from."""
 
-TIMED_STEPS = 30
-"""Steps that a DPS trajectory is timed over; all its steps cost the same."""
-
 Groups = dict[str, dict[str, Any]]
 Block = Callable[[], Mapping[str, Tensor]]
 Method = Callable[[Tensor], Tensor | TvResult]
 """From the numbers (k,) of test slices to estimates (k, R, C)."""
 
 
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
+    """Return a short name for some settings."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -96,7 +92,7 @@ def _print_of(values: Tensor) -> str:
 def _training(folder: Path) -> str:
     """Return what a training is known again by: all that it logged."""
     path = folder / "metrics.jsonl"
-    return _digest(path.read_bytes() if path.is_file() else b"")
+    return digest(path.read_bytes() if path.is_file() else b"")
 
 
 def shown(bench: Bench) -> Tensor:
@@ -136,7 +132,7 @@ def _blocks(
     """Return the arrays of each block, made now or before; nothing where time runs out."""
     found, needed = [], 0.0
     for i, block in enumerate(work):
-        path, own = bench.answers / "blocks" / f"{name}-{i:03d}.npz", _digest(key, i)
+        path, own = bench.answers / "blocks" / f"{name}-{i:03d}.npz", digest(key, i)
         if not known(path, own):
             if bench.late(needed):
                 return None
@@ -151,7 +147,8 @@ def _joined(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
 
 
-def _keep(bench: Bench, name: str, key: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+def keep(bench: Bench, name: str, key: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write an answer's arrays by group and name, to be known again by its key."""
     _write(bench.answers / f"{name}.npz", key, bench.data.key, groups)
 
 
@@ -173,8 +170,8 @@ def _judged(bench: Bench, method: Method, rows: Tensor) -> dict[str, Tensor]:
 def _answer(bench: Bench, name: str, how: object, method: Method, parameters: int = 0) -> bool:
     """Keep a method's point estimates of all test slices; return whether that is done."""
     rows = shown(bench)
-    own = _digest(bench.data.key, name, how)
-    key = _digest(own, rows.tolist())
+    own = digest(bench.data.key, name, how)
+    key = digest(own, rows.tolist())
     if known(bench.answers / f"{name}.npz", key):
         return True
     parts = torch.arange(len(bench.data.test.x)).split(BLOCK)
@@ -183,7 +180,7 @@ def _answer(bench: Bench, name: str, how: object, method: Method, parameters: in
     if seen is None or blocks is None:
         return False
     row = {"parameters": parameters}
-    _keep(bench, name, key, {"image": _joined(blocks), "shown": seen[0], "row": row})
+    keep(bench, name, key, {"image": _joined(blocks), "shown": seen[0], "row": row})
     return True
 
 
@@ -211,7 +208,7 @@ def choose_weights(bench: Bench) -> Tensor | None:
     data, scale = bench.data, bench.scale
     rows = spread_out(data.validation_level, scale.tv_images)
     own = _print_of(data.validation.y[rows])
-    key = _digest(own, "tv-choice", WEIGHTS, scale.tv_iterations)
+    key = digest(own, "tv-choice", WEIGHTS, scale.tv_iterations)
     work: list[Block] = [partial(_tried, bench, rows, weight) for weight in WEIGHTS]
     blocks = _blocks(bench, "tv-choice", key, work)
     if blocks is None:
@@ -224,7 +221,7 @@ def choose_weights(bench: Bench) -> Tensor | None:
     best = [int(errors[:, mask].mean(1).argmin()) for mask in inside]
     weights = torch.tensor([WEIGHTS[i] for i in best])
     table = np.stack([errors[:, mask].mean(1) for mask in inside])
-    _keep(bench, "tv-choice", key, {"choice": {"weight": weights, "mse": table}})
+    keep(bench, "tv-choice", key, {"choice": {"weight": weights, "mse": table}})
     return weights
 
 
@@ -235,7 +232,7 @@ def methods(bench: Bench) -> Iterator[tuple[str, object, Method, int] | None]:
     where time runs out before its weights are chosen.
     """
     data, device = bench.data, bench.device
-    average = data.train.x.mean(0)
+    average = data.plain.x.mean(0)
     mean = average.to(device)
     yield "mean", _print_of(average), lambda rows: mean.expand(len(rows), *mean.shape), 0
     first = Fbp(GEOMETRY)
@@ -292,7 +289,7 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
     """Return what is not told by single slices, under names with their group in front."""
     generator = Generator(bench.device).manual_seed(0)
     data = bench.data
-    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    parts = {"train": data.plain, "validation": data.validation, "test": data.test}
     post = codes(model, data.test.y)
     row = code_row(post, generator) | overfitting(model, parts, bench.scale.samples)
     row |= {"parameters": float(model.n_parameters), "width": float(model.width)}
@@ -316,8 +313,8 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
 def _answer_vspair(bench: Bench, preset: str) -> bool:
     """Keep the answers of a preset as far as it is trained; return whether that is done."""
     name, folder, rows = f"vspair_{preset}", bench.folder / preset, shown(bench)
-    own = _digest(bench.data.key, name, _training(folder), bench.scale.samples)
-    key = _digest(own, rows.tolist(), "best")
+    own = digest(bench.data.key, name, _training(folder), bench.scale.samples)
+    key = digest(own, rows.tolist(), "best")
     if known(bench.answers / f"{name}.npz", key):
         return True
     model = load_vspair(bench, preset)
@@ -345,7 +342,7 @@ def _answer_vspair(bench: Bench, preset: str) -> bool:
         "epochs_planned": run.config.training.epochs,
         "best_epoch": best,
     }
-    _keep(bench, name, key, groups)
+    keep(bench, name, key, groups)
     return True
 
 
@@ -353,7 +350,7 @@ def answer_all(bench: Bench) -> bool:
     """Keep the answers of every method but DPS; return whether that is done."""
     rows, test = shown(bench), bench.data.test
     seen = {"index": rows, "truth": test.x[rows], "sinogram": test.y[rows]}
-    _keep(bench, "test", bench.data.key, {"test": {"level": bench.data.test_level}, "shown": seen})
+    keep(bench, "test", bench.data.key, {"test": {"level": bench.data.test_level}, "shown": seen})
     for method in methods(bench):
         if method is None:
             return False
@@ -380,7 +377,7 @@ def answer_dps(bench: Bench) -> bool:
             f"There is no prior in {bench.folder / 'prior'}. Train it first: --only prior."
         )
     how = _training(bench.folder / "prior"), scale.trajectories, scale.steps, scale.zeta
-    key = _digest(bench.data.key, "dps", how, rows.tolist())
+    key = digest(bench.data.key, "dps", how, rows.tolist())
     if known(bench.answers / "dps.npz", key):
         return True
 
@@ -403,40 +400,5 @@ def answer_dps(bench: Bench) -> bool:
     image = {k.removeprefix("image."): v for k, v in joined.items() if k.startswith("image.")}
     seen = {k: v for k, v in joined.items() if not k.startswith("image.")}
     row = {"parameters": sum(p.numel() for p in prior.parameters())}
-    _keep(bench, "dps", key, {"image": image | {"index": rows}, "shown": seen, "row": row})
-    return True
-
-
-# -- time -----------------------------------------------------------------------------------
-
-
-def measure_seconds(bench: Bench) -> bool:
-    """Keep the seconds that each method takes for one slice, alone on the device."""
-    device, scale = bench.device, bench.scale
-    row = shown(bench)[len(shown(bench)) // 2][None]
-    y = bench.data.test.y[row].to(device)
-    one: dict[str, float] = {}
-    many: dict[str, float] = {}
-    for method in methods(bench):
-        if method is None:
-            return False
-        one[method[0]] = clock(partial(method[2], row), device)
-    for preset in PRESETS:
-        model, name = load_vspair(bench, preset), f"vspair_{preset}"
-        if model is not None:
-            one[name] = clock(partial(decoded, model, y), device)
-            many[name] = clock(partial(decoded, model, y, scale.samples), device)
-    prior = load_prior(bench)
-    if prior is not None:
-        steps = min(TIMED_STEPS, scale.steps)
-        sample = partial(
-            dps, prior, prior.sde, bench.data.problem.transform, y, GEOMETRY.shape,
-            generator=Generator(device).manual_seed(0), steps=steps, zeta=0.0,
-            inverse=prior.normaliser.inverse,
-        )  # fmt: skip
-        for count, kept in ((1, one), (scale.samples, many)):
-            took = clock(partial(sample, trajectories=count), device, repeats=1)
-            kept["dps"] = took * scale.steps / steps
-    key = _digest(bench.data.key, "seconds", asdict(scale))
-    _keep(bench, "seconds", key, {"one": one, "many": many})
+    keep(bench, "dps", key, {"image": image | {"index": rows}, "shown": seen, "row": row})
     return True

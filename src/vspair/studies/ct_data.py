@@ -69,8 +69,9 @@ class Scale:
         test: Test slices.
         samples: Posterior samples that a test slice is judged by.
         epochs: Passes over the pairs of each vsPAIR preset; 0 takes the configuration's.
-        copies: How often each training slice is seen: once as it is, else moved, with sinogram
-            and noise of its own. Epochs are divided by it, so that there are as many steps.
+        copies: How often each training slice is there for all but the preset ``paper``: once as
+            it is, else moved, with sinogram and noise of its own. Their epochs are divided by
+            it, so that there are as many steps.
         noise: The largest deviation of the noise, as a share of a sinogram's range.
         regression_epochs: Of the regression U-Net.
         prior_epochs: Of the diffusion prior.
@@ -121,7 +122,7 @@ class CtData:
     """Pairs to train, to validate and to test on, of different patients.
 
     Arguments:
-        train: N pairs.
+        train: N pairs, as they are; copies of them that are moved behind.
         validation: M pairs.
         test: T pairs.
         validation_level: The deviation of the noise in per cent of the range, with shape (M,).
@@ -129,6 +130,7 @@ class CtData:
         problem: The ray transform and the noise.
         patients: How many patients each part has.
         phantoms: Whether the slices are phantoms.
+        originals: How many of the training pairs are as they are.
     """
 
     train: CtPairs
@@ -139,13 +141,19 @@ class CtData:
     problem: CtProblem
     patients: tuple[int, int, int]
     phantoms: bool
+    originals: int
+
+    @property
+    def plain(self) -> CtPairs:
+        """The training pairs as they are, without moved copies."""
+        return CtPairs(*(t[: self.originals] for t in self.train))
 
     @property
     def shown(self) -> dict[str, Any]:
         """Sizes and origin, for a table's caption."""
         parts = ("train", "validation", "test")
         return {
-            "slices": {p: len(getattr(self, p).x) for p in parts},
+            "slices": {p: len(getattr(self, p).x) for p in parts} | {"train": self.originals},
             "patients": dict(zip(parts, self.patients, strict=True)),
             "phantoms": self.phantoms,
         }
@@ -309,12 +317,15 @@ def draw(scale: Scale, data_dir: str | Path | None = None) -> CtData:
             )
     rest, held = split_patients(slices.train.patient)
     seen = augment(slices.train.x[rest], scale.copies, Generator().manual_seed(3))
-    train, _ = _observe(problem, seen, seed=0)
+    # Apart, so that copies change nothing of the pairs that they are copies of.
+    parts = seen[: len(rest)], seen[len(rest) :]
+    pairs = [_observe(problem, x, s)[0] for x, s in zip(parts, (0, 4), strict=True) if len(x)]
+    train = CtPairs(*(torch.cat(t) for t in zip(*pairs, strict=True)))
     validation, validation_level = _observe(problem, slices.train.x[held], seed=1)
     test, test_level = _observe(problem, slices.test.x, seed=2)
     whose = (slices.train.patient[rest], slices.train.patient[held], slices.test.patient)
     patients = tuple(len(np.unique(p)) for p in whose)
     return CtData(
         train, validation, test, validation_level, test_level, problem,
-        (patients[0], patients[1], patients[2]), slices.source == "phantoms",
+        (patients[0], patients[1], patients[2]), slices.source == "phantoms", len(rest),
     )  # fmt: skip

@@ -30,6 +30,7 @@ from vspair.errors import VspairError
 from vspair.fitting import continued
 from vspair.model import InverseModel
 from vspair.norms import refresh_norms
+from vspair.problems.ct import CtPairs
 from vspair.studies.ct_data import GEOMETRY, CtData, Scale, arrange
 from vspair.together import train_together
 from vspair.training import Trainer
@@ -96,6 +97,14 @@ class Bench:
         """Return whether there are fewer seconds left than needed."""
         return self.deadline is not None and time.monotonic() + needed > self.deadline
 
+    def pairs(self, preset: str) -> CtPairs:
+        """Return what a preset is trained on: moved copies too, but for the paper's."""
+        return self.data.train if preset == "calibrated" else self.data.plain
+
+    def epochs(self, planned: int) -> int:
+        """Return the epochs over all copies that have the steps of those planned."""
+        return max(1, planned // self.scale.copies)
+
     def plan(self, epochs: int) -> Plan:
         """Return how a U-Net is trained here."""
         return Plan(
@@ -115,7 +124,8 @@ def vspair_config(preset: str, scale: Scale, share: float) -> Config:
         share: The share of the pairs that is held out.
     """
     config = configs.shipped(f"ct-{preset}")
-    epochs = max(1, (scale.epochs or config.training.epochs) // scale.copies)
+    copies = scale.copies if preset == "calibrated" else 1
+    epochs = max(1, (scale.epochs or config.training.epochs) // copies)
     changes: dict[str, Any] = {"training": {"validation": share, "epochs": epochs}}
     if scale.small:
         changes["model"] = _TINY
@@ -135,7 +145,8 @@ def vspair_trainer(
         changes: Other values for some keys of the configuration, by section.
     """
     fast, wanted = bench.device.type == "cuda", configs.shipped(f"ct-{preset}")
-    x, y, share = arrange(bench.data.train, bench.data.validation, wanted.training.seed)
+    pairs = bench.pairs(preset)
+    x, y, share = arrange(pairs, bench.data.validation, wanted.training.seed)
     how: dict[str, Any] = {"capture": fast, "compile": fast and bench.compile}
     how["precision"] = "bfloat16" if fast else "float32"
     config = configs.override(vspair_config(preset, bench.scale, share), {"training": how})
@@ -159,7 +170,7 @@ def load_vspair(bench: Bench, preset: str) -> InverseModel | None:
         return None
     model, training = run.load(bench.device), run.config.training
     if training.norms == "answer" and run.metrics()[-1]["epoch"] < training.epochs:
-        refresh_norms(model, model.y_normaliser(bench.data.train.y.to(bench.device)))
+        refresh_norms(model, model.y_normaliser(bench.pairs(preset).y.to(bench.device)))
     return model
 
 
@@ -232,8 +243,8 @@ def train_regression_in_time(bench: Bench) -> bool:
             runs.write_text(folder / "best" / "error.txt", f"{error!r}\n")
         return model
 
-    epochs = bench.scale.regression_epochs
-    return _in_parts(bench, folder, epochs, PART, (guess, data.train.x), train)
+    epochs, part = bench.epochs(bench.scale.regression_epochs), bench.epochs(PART)
+    return _in_parts(bench, folder, epochs, part, (guess, data.train.x), train)
 
 
 def _best(folder: Path) -> float:
@@ -259,7 +270,7 @@ def train_prior_in_time(bench: Bench) -> bool:
             device=str(bench.device), deadline=bench.deadline,
         )  # fmt: skip
 
-    epochs, slices = bench.scale.prior_epochs, (data.train.x, data.train.x)
+    epochs, slices = bench.epochs(bench.scale.prior_epochs), (data.train.x, data.train.x)
     return _in_parts(bench, folder, epochs, epochs, slices, train)
 
 
