@@ -1,8 +1,10 @@
-"""Milliseconds a training step of the paper's MNIST or heat vsPAIR, plain and accelerated.
+"""Milliseconds a training step of the paper's MNIST, heat or CT vsPAIR, plain and accelerated.
 
-Digits are made; what is timed does not depend on them. Run it with
+Digits and slices are made; what is timed does not depend on them. Run it with
 
     python benchmarks/step.py [--problem heat] [--device cuda] [--compile] [--together 4]
+
+CT has 550 million parameters: 20 GB of memory, and on a CPU minutes.
 """
 
 from __future__ import annotations
@@ -17,17 +19,23 @@ from vspair import config as configs
 from vspair.fitting import prepare
 from vspair.problems.inpainting import mnist_pairs, toy_digits
 from vspair.runs import machine, pick_device
+from vspair.studies.ct_data import GEOMETRY
 from vspair.studies.heat import PROBLEM
 from vspair.training import Trainer
 
 
 def trainer(problem: str, device: torch.device, steps: int, **training: Any) -> Trainer:
     """Return a training of the paper's network that has so many steps in its one epoch."""
-    name = "heat-paper" if problem == "heat" else "mnist-vspair"
-    changes = {"training": {"epochs": 1} | training}
-    config = configs.override(configs.shipped(name), changes)
+    names = {"heat": "heat-paper", "ct": "ct-paper", "mnist": "mnist-vspair"}
+    changes = {"training": {"epochs": 1, "validation": 0.0} | training}
+    config = configs.override(configs.shipped(names[problem]), changes)
     if problem == "heat":
         x, y = PROBLEM.pairs(config.training.batch_size * steps, seed=0)
+    elif problem == "ct":
+        noise, n = torch.Generator().manual_seed(0), config.training.batch_size * steps
+        x, y = (
+            torch.rand(n, *s, generator=noise) for s in (GEOMETRY.shape, GEOMETRY.sinogram_shape)
+        )
     else:
         data = mnist_pairs(toy_digits(64 * steps + 1, seed=0), seed=0, train=64 * steps)
         x, y = data.x_train, data.y_train
@@ -57,13 +65,13 @@ def milliseconds(trainers: list[Trainer], warm: int, timed: int) -> float:
 def main() -> None:
     """Print a line for each way, with its ratio to the plain one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problem", choices=("mnist", "heat"), default="mnist")
+    parser.add_argument("--problem", choices=("mnist", "heat", "ct"), default="mnist")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", action="store_true", help="compile too: a minute")
     parser.add_argument("--together", type=int, default=1, help="trainings side by side")
     options = parser.parse_args()
     device = pick_device(options.device)
-    few = 20 if options.problem == "heat" else 5
+    few = {"heat": 20, "mnist": 5, "ct": 1}[options.problem]
     timed = 40 if device.type == "cuda" else few
     ways: dict[str, dict[str, Any]] = {"plain": {}, "bfloat16": {"precision": "bfloat16"}}
     if device.type == "cuda":

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from vspair.acceleration import Precision
 from vspair.baselines.diffusion import VPSDE, Prior, noise_loss, train_prior
-from vspair.baselines.learning import Plan, _Training
+from vspair.baselines.learning import Plan, Training
 from vspair.baselines.regression import Regression, train_regression
 from vspair.baselines.unet import UNet, _Time
 from vspair.errors import VspairError
@@ -129,20 +129,20 @@ def test_a_training_stops_at_its_deadline_and_goes_on_to_the_same_bits(tmp_path:
 
 def test_no_epoch_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that an epoch takes ten seconds and nothing else takes any."""
-    clock, plain = [0.0], _Training.epoch
+    clock, plain = [0.0], Training.epoch
 
-    def epoch(training: _Training) -> dict[str, Any]:
+    def epoch(training: Training) -> dict[str, Any]:
         clock[0] += 10
         return plain(training)
 
-    monkeypatch.setattr(_Training, "epoch", epoch)
+    monkeypatch.setattr(Training, "epoch", epoch)
     monkeypatch.setattr("vspair.baselines.learning.time.monotonic", lambda: clock[0])
     for deadline, done in ((5.0, 1), (25.0, 2), (30.0, 3), (1e3, 4)):
         clock[0] = 0.0
         assert train_prior(discs(16), PLAN, deadline=deadline, **TINY).epochs == done
 
 
-def noise_training(device: str, precision: Precision = "float32") -> _Training:
+def noise_training(device: str, precision: Precision = "float32") -> Training:
     """Return a prior's training on 40 discs, two whole batches and a smaller one an epoch."""
     torch.manual_seed(0)
     prior = Prior((10, 10), **TINY).to(device)
@@ -151,7 +151,7 @@ def noise_training(device: str, precision: Precision = "float32") -> _Training:
     def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
         return noise_loss(prior, prior.sde, batch[0], generator)
 
-    return _Training(prior, loss, (discs(40),), plan, None)
+    return Training(prior, loss, (discs(40),), plan, None)
 
 
 def test_the_average_follows_the_weights_step_by_step() -> None:

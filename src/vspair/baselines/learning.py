@@ -27,7 +27,7 @@ from vspair.runs import (
     write_text,
 )
 
-__all__ = ["Loss", "Plan", "Trainable", "train"]
+__all__ = ["Loss", "Plan", "Trainable", "Training", "train"]
 
 Loss = Callable[[tuple[Tensor, ...], Generator], Tensor]
 """From a batch and a source of noise to a scalar."""
@@ -101,7 +101,7 @@ class Trainable(nn.Module):
         return model.to(pick_device(device)).eval()
 
 
-class _Training:
+class Training:
     """A training between two epochs: a folder holds all that is needed to go on."""
 
     def __init__(
@@ -185,6 +185,7 @@ class _Training:
         return sum(float(self.loss(p, generator)) * len(p[0]) for p in parts) / len(held[0])
 
     def save(self) -> None:
+        """Write all that is needed to go on."""
         if self.folder is None:
             return
         tensors: dict[str, Tensor] = {}
@@ -268,7 +269,7 @@ def train(
     path = None if folder is None else Path(folder)
     if path is not None:
         make_folder(path)
-    training = _Training(model.train(), loss, data, plan, path)
+    training = Training(model.train(), loss, data, plan, path)
     training.resume()
     saved = time.monotonic()
     start = saved - (training.rows[-1]["seconds"] if training.rows else 0)

@@ -1,0 +1,91 @@
+"""Milliseconds a training step of the diffusion prior, and a step of DPS with it.
+
+The U-Net has the paper's widths, images are made. Run it with
+
+    python benchmarks/unet.py [--device cuda] [--images 160]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from vspair.acceleration import precision
+from vspair.baselines.diffusion import Prior, dps, noise_loss
+from vspair.baselines.learning import Plan, Training
+from vspair.problems.ct import RayTransform
+from vspair.runs import machine, pick_device
+from vspair.studies.ct_data import GEOMETRY
+
+Name = Literal["float32", "bfloat16"]
+
+
+def prior(device: torch.device) -> Prior:
+    """Return an untrained prior."""
+    torch.manual_seed(0)
+    return Prior(GEOMETRY.shape).to(device)
+
+
+def training(device: torch.device, name: Name, steps: int) -> Training:
+    """Return a training whose epoch has so many steps."""
+    model, plan = prior(device), Plan(precision=name)
+    x = torch.rand(plan.batch_size * steps, *GEOMETRY.shape, generator=Generator().manual_seed(0))
+
+    def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
+        return noise_loss(model, model.sde, batch[0], generator)
+
+    return Training(model, loss, (x,), plan, None)
+
+
+def milliseconds(work: Callable[[], object], steps: int) -> float:
+    """Return the time of one of the steps that some work has, after it was done once."""
+    for _ in range(2):
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize() if torch.cuda.is_available() else None
+    return 1e3 * (time.perf_counter() - start) / steps
+
+
+def sampling(device: torch.device, name: Name, images: int, steps: int) -> None:
+    """Take some steps of DPS."""
+    model = prior(device).eval().requires_grad_(False)
+    transform = RayTransform(GEOMETRY)
+    y = transform(torch.rand(1, *GEOMETRY.shape, device=device))
+    with precision(device, name):
+        dps(
+            model, model.sde, transform, y, GEOMETRY.shape, steps=steps, trajectories=images,
+            generator=Generator(device).manual_seed(0),
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Print a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--images", type=int, default=160, help="trajectories of DPS at once")
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    on_gpu = device.type == "cuda"
+    steps = 20 if on_gpu else 1
+    names: tuple[Name, ...] = ("float32", "bfloat16")
+    print(machine(device))
+    for name in names:
+        for captured in (False, True)[: 1 + on_gpu]:
+            work = training(device, name, steps)
+            if not captured:
+                work.step = work._step
+            words = f"training, {name}{', captured' * captured}"
+            print(f"{words:<36} {milliseconds(work.epoch, steps):8.2f} ms a step", flush=True)
+    for name in names:
+        found = milliseconds(partial(sampling, device, name, options.images, steps), steps)
+        print(f"{f'DPS, {options.images} images, {name}':<36} {found:8.2f} ms a step", flush=True)
+
+
+if __name__ == "__main__":
+    main()
