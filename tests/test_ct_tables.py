@@ -72,6 +72,11 @@ def test_the_report_names_its_sources(answers: Path, tmp_path: Path) -> None:
     assert "data_dir=D" in text
 
 
+def test_the_report_says_who_saw_copies() -> None:
+    assert not ct_tables._copies(asdict(study.Scale()))
+    assert "trained on 4 of each" in ct_tables._copies(asdict(study.Scale(copies=4)))
+
+
 def test_the_command_is_one_that_the_command_line_has() -> None:
     command = study._command
     scale = replace(study.Scale(), epochs=60, regression_epochs=30, zeta=0.2, copies=4)

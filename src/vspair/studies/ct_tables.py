@@ -324,6 +324,17 @@ def sources(phantoms: bool) -> str:
     )
 
 
+def _copies(scale: Mapping[str, Any]) -> str:
+    """Say which networks saw moved copies of the slices."""
+    if scale["copies"] == 1:
+        return ""
+    return (
+        f" All networks but those of the preset `paper` are trained on {scale['copies']} of each "
+        "training slice, one as it is and the others turned, scaled and shifted a little, with "
+        "sinograms and noise of their own; their epochs are divided by that."
+    )
+
+
 def _omitted(left: Mapping[str, str]) -> str:
     """Say which answers are left out, and why."""
     words = "; ".join(f"{name}: {why}" for name, why in left.items())
@@ -354,7 +365,7 @@ def text(
         "# Computed tomography (section 4.3)",
         f"{head} {kind}: {sizes}; in brackets patients, of whom no two parts share one. The "
         f"noise's deviation is uniform in 0-{100 * scale['noise']:g} % of each sinogram's range. "
-        f"All methods are given the same noisy sinograms.{_omitted(left)}",
+        f"All methods are given the same noisy sinograms.{_copies(scale)}{_omitted(left)}",
         sources(about["phantoms"]),
         "## All methods",
         _comparison(rows),
@@ -385,7 +396,7 @@ _CAPTION = (
     "pixels at which the estimate misses the truth by more than twice the reported deviation, on "
     "DPS's slices: about 5 % for a right one, 9 % if the deviation is of 10 samples. Seconds are "
     "for one slice, alone on the same device, in one run; a trajectory's are those of its first "
-    "steps times the number of steps. "
+    "steps times the number of steps, and networks take as long before they are trained as after. "
     "`mean image` is that of the training slices."
 )
 _BOLD = (
