@@ -32,7 +32,7 @@ from vspair.report.mnist_images import (
     two_lines,
     write,
 )
-from vspair.report.plots import GREY, INK, load_numbers, new_figure, quiet
+from vspair.report.plots import GREY, INK, load_numbers, new_figure, quiet, save_numbers
 from vspair.uncertainty import uncertainty_error
 
 __all__ = [
@@ -51,9 +51,7 @@ DASHES = ("-", "--", "-.", ":")
 
 def save(numbers: Numbers, path: Path) -> None:
     """Write the numbers of all models to one compressed ``.npz`` file."""
-    runs.write_arrays(
-        path, {f"{model}|{k}": v for model, part in numbers.items() for k, v in part.items()}
-    )
+    save_numbers(path, numbers, "|")
 
 
 def load(path: Path) -> Numbers:

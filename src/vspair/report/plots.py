@@ -378,7 +378,23 @@ def captioned(paths: Sequence[Path], captions: Mapping[str, str]) -> str:
     return "\n\n".join(f"![{captions[p.stem]}]({p.name})\n\n{captions[p.stem]}" for p in paths)
 
 
-def load_numbers(path: Path, separator: str) -> dict[str, dict[str, Any]]:
+def save_numbers(
+    path: Path, numbers: Mapping[str, Mapping[str, Any]], separator: str = "."
+) -> None:
+    """Write arrays by group and name, for :func:`load_numbers`.
+
+    Arguments:
+        path: The ``.npz`` file.
+        numbers: Arrays by group and name.
+        separator: What to put between group and name.
+    """
+    groups = numbers.items()
+    runs.write_arrays(
+        path, {f"{g}{separator}{k}": v for g, part in groups for k, v in part.items()}
+    )
+
+
+def load_numbers(path: Path, separator: str = ".") -> dict[str, dict[str, Any]]:
     """Return the arrays that figures are drawn from, by group and name.
 
     Arguments:

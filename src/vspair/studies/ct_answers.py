@@ -118,7 +118,7 @@ def _write(path: Path, key: str, test: str, groups: Mapping[str, Mapping[str, An
 
 def read(path: Path) -> Groups:
     """Return an answer's arrays by group and name."""
-    return load_numbers(path, ".")
+    return load_numbers(path)
 
 
 def known(path: Path, key: str) -> bool:

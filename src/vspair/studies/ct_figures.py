@@ -33,9 +33,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vspair import runs
 from vspair.report import ct as report
-from vspair.report.plots import load_numbers
+from vspair.report.plots import load_numbers, save_numbers
 from vspair.studies.ct_answers import Groups
 from vspair.studies.ct_measures import excess
 from vspair.studies.ct_training import PRESETS
@@ -116,11 +115,10 @@ def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
     Returns:
         The figures with their captions, as Markdown.
     """
-    flat = {f"{group}.{name}": v for group, part in found.items() for name, v in part.items()}
-    runs.write_arrays(out / FILE, flat)
+    save_numbers(out / FILE, found)
     return report.gallery(redraw(out))
 
 
 def redraw(folder: Path) -> list[Path]:
     """Draw every figure again from the saved numbers of a results folder; return their paths."""
-    return report.draw_all(load_numbers(folder / FILE, "."), folder)
+    return report.draw_all(load_numbers(folder / FILE), folder)

@@ -415,8 +415,9 @@ def _text(
 
 
 def _draw(out: Path, numbers: dict[str, dict[str, Any]]) -> None:
-    flat = {f"{p}.{k}": v for p, part in numbers.items() for k, v in part.items()}
-    runs.write_arrays(out / "figures.npz", flat)
+    from vspair.report.plots import save_numbers
+
+    save_numbers(out / "figures.npz", numbers)
     redraw(out)
 
 
@@ -425,7 +426,7 @@ def redraw(out: Path) -> list[Path]:
     from vspair.report.gaussian import draw_samples, draw_traversal
     from vspair.report.plots import load_numbers
 
-    numbers = load_numbers(out / "figures.npz", ".")
+    numbers = load_numbers(out / "figures.npz")
     paths = [out / "samples.png", out / "traversal.png"]
     draw_samples(numbers, paths[0])
     draw_traversal(numbers, paths[1])

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.model import InverseModel
 from vspair.problems.heat import HeatPairs
 from vspair.report import heat as report
-from vspair.report.plots import load_numbers
+from vspair.report.plots import load_numbers, save_numbers
 from vspair.studies.factors import leading, perturbed
 from vspair.studies.heat_measures import FEW
 
@@ -75,11 +74,10 @@ def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
     Returns:
         The figures with their captions, as Markdown.
     """
-    flat = {f"{group}.{name}": v for group, part in found.items() for name, v in part.items()}
-    runs.write_arrays(out / FILE, flat)
+    save_numbers(out / FILE, found)
     return report.gallery(redraw(out))
 
 
 def redraw(folder: Path) -> list[Path]:
     """Draw every figure again from the saved numbers of a results folder; return their paths."""
-    return report.draw_all(load_numbers(folder / FILE, "."), folder)
+    return report.draw_all(load_numbers(folder / FILE), folder)
