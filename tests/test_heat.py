@@ -388,6 +388,8 @@ def test_wiener_gives_up_modes_that_are_lost() -> None:
     ("settings", "words"),
     [
         ({"kappa": 0.0}, "kappa = 0.0"),
+        ({"kappa": "thin"}, "kappa = 'thin': expected a number"),
+        ({"time": None}, "time = None: expected a number"),
         ({"kappa": math.nan}, "kappa = nan"),
         ({"time": -1.0}, "time = -1.0"),
         ({"noise": -0.1}, "noise = -0.1"),

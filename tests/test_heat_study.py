@@ -245,9 +245,33 @@ def test_it_writes_tables_and_figures(results: Path) -> None:
     text = (results / "out" / "README.md").read_text()
     assert "(paper 0.071)" in text
     assert "| 10 % |" in text
+    assert "They differ in more than the objective" in text
+    seeds = json.loads((results / "out" / "seeds.json").read_text())
+    assert list(seeds) == [job.label for job in study.plan(1)]
+    assert all(row["mse_mean"] > 0 for row in seeds.values())
     for name in FIGURES:
         assert f"({name}.png)" in text
         assert (results / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ([], "results/heat"),
+        (["--fast"], "results/heat"),
+        (["--only", "paper"], "results/heat-part"),
+        (["--epochs", "3"], "results/heat-part"),
+        (["--smoke"], "results/heat-smoke"),
+    ],
+)
+def test_smaller_runs_do_not_replace_the_whole_study(
+    flags: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr(study, "reproduce", lambda out, **_: seen.append(out))
+    done = CliRunner().invoke(app, ["reproduce", "heat", *flags])
+    assert done.exit_code == 0, done.output
+    assert seen == [Path(folder)]
 
 
 def test_redrawing_gives_the_same_pictures(results: Path) -> None:

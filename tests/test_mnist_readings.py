@@ -1,13 +1,17 @@
 """The readings of the paper's MNIST objective, at a scale of seconds."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from typer.testing import CliRunner
 
+from vspair.cli import app
 from vspair.errors import VspairError
-from vspair.problems.inpainting import InpaintingData
+from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
 from vspair.studies import mnist as study
 from vspair.studies import mnist_perturbations as perturbations
 from vspair.studies import mnist_readings as readings
@@ -41,6 +45,52 @@ def test_rows_are_added_and_replaced(digits: InpaintingData, tmp_path: Path) -> 
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(rows) + len(study.PAPER)
     assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_readings_tell_their_unit_and_do_not_mix_two(
+    digits: InpaintingData, tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"names": ["sVAE"], "device": "cpu", "epochs": 1}
+    text = readings.compare(digits, tmp_path, folder=tmp_path / "runs", **more)
+    assert text is not None
+    assert "Squared errors are on [-1, 1]; times 0.25 on [0, 1]" in text
+    assert "the mean digit has" in text
+    unit = mnist_pairs(toy_digits(48, seed=0), seed=0, low=0.0, train=40)
+    with pytest.raises(VspairError, match=r"errors on \[-1, 1\], here pixels are on \[0, 1\]"):
+        readings.compare(unit, tmp_path, folder=tmp_path / "other", **more)
+    text = readings.compare(unit, tmp_path / "unit", folder=tmp_path / "other", **more)
+    assert text is not None
+    assert "Squared errors are on [0, 1]; times 4 on [-1, 1]" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ([], "results/mnist"),
+        (["--epochs", "1"], "results/mnist-part"),
+        (["--test", "300"], "results/mnist-part"),
+        (["--unit"], "results/mnist-unit"),
+    ],
+)
+def test_smaller_runs_do_not_replace_the_whole_study(
+    flags: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+    images = toy_digits(48, seed=0)
+    monkeypatch.setattr(study, "reproduce", lambda _, out, **__: seen.append(out))
+    monkeypatch.setattr("vspair.problems.mnist.load_mnist", lambda _: Mock(train_images=images))
+    pairs = partial(mnist_pairs, train=40)
+    monkeypatch.setattr("vspair.problems.inpainting.mnist_pairs", pairs)
+    done = CliRunner().invoke(app, ["reproduce", "mnist", *flags])
+    assert done.exit_code == 0, done.output
+    assert seen == [Path(folder)]
+
+
+def test_a_reading_that_nobody_compares_is_refused() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "mnist", "--smoke", "--only", "sVAE"])
+    assert isinstance(done.exception, VspairError)
+    assert str(done.exception) == "--only sVAE: it names a reading. Give --readings too."
 
 
 def test_readings_do_not_follow_the_shipped_penalty() -> None:

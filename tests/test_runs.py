@@ -31,6 +31,17 @@ def run(folder: Path, tmp_path: Path) -> Path:
     return copy
 
 
+def test_a_folder_that_cannot_be_written_to_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is root may write everywhere, so that permissions are only pretended."""
+    runs.make_folder(tmp_path / "a" / "b")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "b")
+    runs.make_folder(tmp_path / "a")
+    with pytest.raises(VspairError, match=r"b cannot be written to. Name another"):
+        runs.make_folder(tmp_path / "a" / "b")
+
+
 def test_the_folder_holds_what_it_promises(run: Path) -> None:
     names = {file.name for file in run.iterdir()}
     assert names == {

@@ -101,6 +101,8 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise VspairError(f"Could not make the folder {path}: {error}.") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise VspairError(f"The folder {path} cannot be written to. Name another.")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vspair.cli.shared import Device, say, stoppable
+from vspair.errors import VspairError
 
 __all__ = ["reproduce"]
 
@@ -22,10 +23,14 @@ Slices = Annotated[
     Path | None, typer.Option(help="Of real slices; VSPAIR_DATA, or phantoms, if not given.")
 ]
 Results = Annotated[
-    Path | None, typer.Option(help="For tables and figures: results/STUDY if not given.")
+    Path | None,
+    typer.Option(
+        help="For tables and figures: results/STUDY if not given, results/STUDY-part for less "
+        "than the whole study."
+    ),
 ]
 Runs = Annotated[
-    Path | None, typer.Option(help="Where to keep the trainings: runs/STUDY if not given.")
+    Path | None, typer.Option(help="Where to keep the trainings: below runs/, if not given.")
 ]
 
 
@@ -106,8 +111,11 @@ def mnist(
     from vspair.studies.mnist_perturbations import compare as perturb
     from vspair.studies.mnist_readings import compare, some_tests
 
-    name, low = "mnist" + "-unit" * unit + "-smoke" * smoke, 0.0 if unit else -1.0
-    out, runs = places(name, out, runs)
+    if only and not readings:
+        raise VspairError(f"--only {only[0]}: it names a reading. Give --readings too.")
+    part = (epochs > 0 or test < 6000) and not (smoke or readings or perturbations)
+    name = "mnist" + "-unit" * unit + "-smoke" * smoke + "-part" * part
+    low, (out, runs) = 0.0 if unit else -1.0, places(name, out, runs)
     if draw:
         drew(redraw(out))
         return
@@ -158,7 +166,8 @@ def heat(
     from vspair.studies.heat import reproduce as run
     from vspair.studies.heat_figures import redraw
 
-    out, runs = places("heat" + "-smoke" * smoke, out, runs)
+    part = not smoke and (epochs > 0 or bool(only))
+    out, runs = places("heat" + "-smoke" * smoke + "-part" * part, out, runs)
     if draw:
         drew(redraw(out))
         return

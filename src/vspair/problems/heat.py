@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -187,6 +188,9 @@ class HeatProblem:
         for name in ("size", "modes"):
             if not isinstance(getattr(self, name), int):
                 raise VspairError(f"{name} = {getattr(self, name)!r}: expected a whole number.")
+        for name in ("kappa", "time", "noise"):
+            if not isinstance(value := getattr(self, name), Real):
+                raise VspairError(f"{name} = {value!r}: expected a number.")
         for name in ("kappa", "time"):
             value = getattr(self, name)
             if not 0 < value < math.inf:

@@ -9,6 +9,7 @@ draws its own pairs, weights and noise; settings were chosen on seeds from 100 o
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -266,6 +267,8 @@ def reproduce(
     }
     where = runs.pick_device(device)
     write_summary(out / "summary.json", "heat", command, about, rows, str(where))
+    each = {job.label: row for job, row in measured}
+    runs.write_text(out / "seeds.json", json.dumps(each, indent=1) + "\n")
     noise = {} if only else {"noise": _noise_numbers(rows)}
     figures = illustrate(shown | noise, out)
     text = _text(rows, seeds, about, command, runs.machine(where))
@@ -407,12 +410,19 @@ def _text(rows: list[Row], seeds: int, about: dict[str, Any], command: str, mach
     ]
     for title, metrics in TABLES.items():
         parts += [f"## {title}", markdown(plain, metrics)]
+    sizes = {r.preset: int(r.value) for r in plain if r.metric == "parameters"}
+    words = ", ".join(f"`{preset}` has {n:,} parameters" for preset, n in sizes.items())
+    parts += [f"The preset {words}. {_PRESETS}" if len(sizes) > 1 else f"The preset {words}."]
     parts += [_REMARKS, "## Beside methods that are given the equation", noise_table(rows)]
     parts += [_METHODS, _verdict(rows)]
     return "\n\n".join(parts) + "\n"
 
 
 _LAW = ("size", "kappa", "time", "modes", "decay", "series", "source_amplitude", "source_width")
+_PRESETS = (
+    "They differ in more than the objective: `calibrated` has a map without hidden layers, larger "
+    "steps that fall along a cosine, shifts of its pairs, and the best epoch by held-out pairs."
+)
 _REMARKS = (
     "The paper does not say whether its MSE is of samples, of their mean or of the decoded mean "
     "code; it stands beside that of samples, as in its MNIST table. The mean MSE of samples is "

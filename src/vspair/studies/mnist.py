@@ -395,12 +395,12 @@ def _rows(measured: list[tuple[Job, dict[str, float]]]) -> list[Row]:
 def _text(
     rows: list[Row], data: InpaintingData, scale: dict[str, Any], command: str, device: str
 ) -> str:
-    where, (unit, factor) = runs.machine(device), _other_unit(data)
+    where, (here, unit, factor) = runs.machine(device), units(data)
     parts = [
         "# Blind inpainting on MNIST (section 4.2)",
         f"Made by `{command}` at commit {runs.commit()} on {where}: {scale['train']:,} training "
         f"and {scale['test']:,} test pairs, {epochs_in_words(scale['epochs'])} epochs. Errors on "
-        f"[{data.low:g}, {data.high:g}]; times {factor:g} on {unit}. "
+        f"{here}; times {factor:g} on {unit}. "
         "The paper's value stands behind ours; where its text leaves a choice, `--readings` says "
         "what was tried. vsPAIR (paper) is trained without the penalty on undecided gates that "
         "the paper prints, lambda_b = 0.05.",
@@ -423,9 +423,21 @@ _REMARKS = (
 )
 
 
-def _other_unit(data: InpaintingData) -> tuple[str, float]:
-    """Return the unit that pixels do not have here, and what squared errors times are in it."""
-    return ("[-1, 1]", 4 * data.scale) if data.low == 0 else ("[0, 1]", data.scale)
+def units(data: InpaintingData) -> tuple[str, str, float]:
+    """Return the unit of pixels, the one they do not have, and the factor of squared errors."""
+    other = ("[-1, 1]", 4 * data.scale) if data.low == 0 else ("[0, 1]", data.scale)
+    return f"[{data.low:g}, {data.high:g}]", *other
+
+
+def in_both_units(data: InpaintingData) -> str:
+    """Say in which unit errors are, what they are in the other, and what needs no network."""
+    here, other, factor = units(data)
+    names = {"y": "y itself", "mean": "the mean digit", "ridge": "linear regression"}
+    known = [f"{names[k]} has {v:.3g} ({factor * v:.3g})" for k, v in floors(data).items()]
+    return (
+        f"Squared errors are on {here}; times {factor:g} on {other}. On {len(data.x_test):,} test "
+        f"pairs {', '.join(known)}."
+    )
 
 
 def _scaled(rows: list[Row], scale: float) -> list[Row]:

@@ -63,7 +63,7 @@ def compare(
         )
     machine = runs.machine(device)
     made = {"commit": runs.commit(), "machine": machine, "images": len(few.x_test)}
-    text = _text(rows, made)
+    text = _text(rows, made, few)
     runs.make_folder(out)
     runs.write_text(out / "perturbations.json", json.dumps(made | {"rows": rows}, indent=1) + "\n")
     runs.write_text(out / "perturbations.md", text)
@@ -94,7 +94,7 @@ def measure(model: InverseModel, data: InpaintingData, seed: int = 0) -> list[di
     return rows
 
 
-def _text(rows: list[dict[str, Any]], made: dict[str, Any]) -> str:
+def _text(rows: list[dict[str, Any]], made: dict[str, Any], data: InpaintingData) -> str:
     lines = [f"| model | perturbed | by | {' | '.join(COLUMNS.values())} |"]
     lines.append("|---" * (len(COLUMNS) + 3) + "|")
     for name in dict.fromkeys(row["model"] for row in rows):
@@ -108,7 +108,7 @@ def _text(rows: list[dict[str, Any]], made: dict[str, Any]) -> str:
         "Made by `vspair reproduce mnist --perturbations` at commit "
         f"{made['commit']} on {made['machine']}, from the trained models of seed 0 and "
         f"{made['images']:,} test images. Perturbed is the mean code or one sample. "
-        "Changes on [-1, 1]; times 0.25 on [0, 1].\n\n" + "\n".join(lines) + "\n"
+        f"{study.in_both_units(data)}\n\n" + "\n".join(lines) + "\n"
     )
 
 

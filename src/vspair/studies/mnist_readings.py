@@ -109,10 +109,15 @@ def compare(
     Returns:
         The table as Markdown, or nothing where time ran out: call again to continue.
     """
-    names = names or list(READINGS)[:MOST_LANES]
+    names, here = names or list(READINGS)[:MOST_LANES], study.units(data)[0]
     if unknown := [name for name in names if name not in READINGS]:
         raise VspairError(f"There is no reading {unknown[0]!r}. There are: {'; '.join(READINGS)}.")
     runs.make_folder(out)
+    if there := {row.get("unit", "[-1, 1]") for row in read(out / "readings.json")} - {here}:
+        raise VspairError(
+            f"{out / 'readings.json'} has errors on {there.pop()}, here pixels are on {here}. "
+            "Name another folder by --out."
+        )
     work = jobs(names)
     deadline = in_time(minutes)
     where: dict[str, Any] = {"device": device, "fast": True, "epochs": epochs}
@@ -122,8 +127,8 @@ def compare(
     rows = []
     for name, job in zip(names, work, strict=True):
         values, _ = study.measure(study.load(job, folder, device), few)
-        rows.append(describe(name, epochs, device) | values)
-    text = _text(merge(out / "readings.json", rows))
+        rows.append(describe(name, epochs, device) | {"unit": here} | values)
+    text = _text(merge(out / "readings.json", rows), few)
     runs.write_text(out / "readings.md", text)
     return text
 
@@ -155,15 +160,15 @@ def read(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
-def _text(rows: list[dict[str, Any]]) -> str:
+def _text(rows: list[dict[str, Any]], data: InpaintingData) -> str:
     made = sorted({f"{r['epochs']} epochs at {r['commit']} on {r['machine']}" for r in rows})
     return (
         "# What the paper leaves open, and what reproduces its table\n\n"
         "Made by `vspair reproduce mnist --readings --epochs E`, one seed: "
         f"{'; '.join(made)}. The name says what eq. (16) compares (sigma, variance or its "
         "logarithm) and how rho is set, by gradient where nothing is said. The paper's variance "
-        f"ratios are 5.2 to 5.5, its correlations r 0.55 to 0.67. Errors on [-1, 1]; times 0.25 "
-        f"on [0, 1].\n\n{table(rows)}\n"
+        f"ratios are 5.2 to 5.5, its correlations r 0.55 to 0.67. {study.in_both_units(data)}\n\n"
+        f"{table(rows)}\n"
     )
 
 
