@@ -151,8 +151,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, no_data_folder: None) -> P
     more: dict[str, Any] = {"folder": folder / "runs", "scale": FEW, "device": "cpu"}
     assert study.reproduce(folder / "out", minutes=1e-9, **more) is None
     assert {p.name for p in (folder / "runs").iterdir()} == {"paper", "answers"}
-    assert "done" in str(study.reproduce(folder / "out", only="answers", **more))
-    text = study.reproduce(folder / "part", only="report", **more)
+    assert study.reproduce(folder / "out", only="answers", **more) == "Done: answers."
+    text = study.reproduce(folder / "part", only="answers,report", **more)
     assert "| TV-ADMM |" in str(text)
     assert study.reproduce(folder / "out", **more) is not None
     return folder
@@ -246,8 +246,8 @@ def test_what_is_done_is_not_done_again(results: Path) -> None:
     answers = results / "runs" / "answers"
     before = {p: p.stat().st_mtime_ns for p in answers.glob("blocks/*.npz")}
     more: dict[str, Any] = {"folder": results / "runs", "scale": FEW, "device": "cpu"}
-    for stage in ("paper", "regression", "prior", "answers", "dps"):
-        assert study.reproduce(results / "out", only=stage, **more) is not None
+    for stages in ("paper,regression", "prior", "answers,dps"):
+        assert study.reproduce(results / "out", only=stages, **more) is not None
     assert {p: p.stat().st_mtime_ns for p in answers.glob("blocks/*.npz")} == before
 
 
@@ -316,8 +316,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         study.reproduce(tmp_path / "out", only="report", **more)
     with pytest.raises(VspairError, match="--only prior"):
         study.reproduce(tmp_path / "out", only="dps", **more)
-    with pytest.raises(VspairError, match="seconds"):
-        study.reproduce(tmp_path / "out", only="everything", **more)
+    with pytest.raises(VspairError, match="only = 'everything': expected some of paper, "):
+        study.reproduce(tmp_path / "out", only="prior,everything", **more)
     for words, fault in (
         (["--draw", "--out", str(tmp_path)], FILE),
         (["--smoke", "--only", "report", "--runs", str(tmp_path)], "--only answers"),

@@ -191,7 +191,10 @@ def ct(
     runs: Runs = None,
     only: Annotated[
         str,
-        typer.Option(help="paper, calibrated, regression, prior, answers, dps, seconds, report."),
+        typer.Option(
+            help="Some of paper,calibrated,regression,prior,answers,dps,seconds,report with "
+            "commas between them."
+        ),
     ] = "",
     epochs: Annotated[int, typer.Option(min=0, help="Of vsPAIR; 0 as configured.")] = 0,
     regression_epochs: Annotated[int, typer.Option(min=1, help="Of the regression.")] = 100,

@@ -79,7 +79,7 @@ def reproduce(
         folder: The folder of trainings and answers; what is there is not made again.
         data_dir: Where real slices are; phantoms where neither it nor VSPAIR_DATA is given.
         scale: How much to do; the paper's where not given.
-        only: One of :data:`STAGES`; all where not given.
+        only: Some of :data:`STAGES`, with commas between them; all where not given.
         device: Where to compute.
         minutes: Save and stop after so many minutes; 0 goes on to the end.
         compile: Whether to compile vsPAIR's networks on a GPU.
@@ -88,17 +88,18 @@ def reproduce(
         The tables as Markdown, or what was done; nothing where time ran out: call again to
         continue.
     """
-    if only and only not in STAGES:
-        raise VspairError(f"only = {only!r}: expected one of {', '.join(STAGES)}.")
+    stages = only.split(",") if only else list(STAGES)
+    if unknown := [stage for stage in stages if stage not in STAGES]:
+        raise VspairError(f"only = {unknown[0]!r}: expected some of {', '.join(STAGES)}.")
     deadline, scale = in_time(minutes), scale or Scale()
-    if only != "report":
+    work = [stage for stage in stages if stage in _WORK]
+    if work:
         where = runs.pick_device(device)
         bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile)
-        for stage in [only] if only else _WORK:
-            if not _work(bench, stage):
-                return None
-        if only:
-            return f"The stage {only} is done."
+    if not all(_work(bench, stage) for stage in work):
+        return None
+    if "report" not in stages:
+        return f"Done: {', '.join(stages)}."
     return report(out, folder / "answers")
 
 
