@@ -73,7 +73,7 @@ def test_the_report_names_its_sources(answers: Path, tmp_path: Path) -> None:
 
 
 def test_the_report_says_who_saw_copies() -> None:
-    assert not ct_tables._copies(asdict(study.Scale()))
+    assert not ct_tables._copies(asdict(study.Scale(copies=1)))
     assert "trained on 4 of each" in ct_tables._copies(asdict(study.Scale(copies=4)))
 
 

@@ -199,7 +199,9 @@ def ct(
     epochs: Annotated[int, typer.Option(min=0, help="Of vsPAIR; 0 as configured.")] = 0,
     regression_epochs: Annotated[int, typer.Option(min=1, help="Of the regression.")] = 100,
     prior_epochs: Annotated[int, typer.Option(min=1, help="Of DPS's prior.")] = 500,
-    copies: Annotated[int, typer.Option(min=1, help="Moved copies of each training slice.")] = 1,
+    copies: Annotated[
+        int, typer.Option(min=1, help="How often slices are there, moved; paper's once.")
+    ] = 8,
     dps_images: Annotated[int, typer.Option(min=1, help="Test slices for DPS.")] = 16,
     zeta: Annotated[float, typer.Option(min=0, help="DPS's step size.")] = 0.1,
     minutes: Minutes = 0.0,
@@ -254,6 +256,6 @@ def ct_sweeps(
         return
     how: dict[str, Any] = {"device": device, "minutes": minutes, "lanes": lanes, "keep": keep}
     how["compile"] = compile
-    scale = SMOKE if smoke else Scale(epochs=epochs)
+    scale = SMOKE if smoke else Scale(epochs=epochs, copies=1)
     text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
     told(text)

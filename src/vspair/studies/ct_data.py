@@ -88,7 +88,7 @@ class Scale:
     test: int = PAPER_TEST
     samples: int = 50
     epochs: int = 0
-    copies: int = 1
+    copies: int = 8
     noise: float = 0.1
     regression_epochs: int = 100
     prior_epochs: int = 500
@@ -112,8 +112,8 @@ class Scale:
 
 
 SMOKE = Scale(
-    train=24, test=12, samples=6, epochs=2, regression_epochs=1, prior_epochs=1, dps_images=4,
-    trajectories=2, steps=4, tv_images=4, tv_iterations=2, small=True,
+    train=24, test=12, samples=6, epochs=2, copies=1, regression_epochs=1, prior_epochs=1,
+    dps_images=4, trajectories=2, steps=4, tv_images=4, tv_iterations=2, small=True,
 )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def reproduce(
         raise VspairError(f"only = {only!r}: expected one of {', '.join(STAGES)}.")
     if not 1 <= lanes <= MOST_LANES:
         raise VspairError(f"lanes = {lanes}: expected 1 to {MOST_LANES}.")
-    deadline, scale = in_time(minutes), scale or Scale(epochs=EPOCHS)
+    deadline, scale = in_time(minutes), scale or Scale(epochs=EPOCHS, copies=1)
     if only == "report":
         return report(out, folder / "answers")
     where = runs.pick_device(device)

@@ -1,0 +1,89 @@
+"""What the calibrated preset wants of CT, on a quarter of the problem: minutes on two cores.
+
+Slices are halved to 44x44 pixels and seen by 62 angles and 64 detector pixels; networks have an
+eighth of the codes and half of the channels. Squared errors are on test patients, who take no part
+in the training; the weights that are kept are chosen on others. Run it with
+
+    python benchmarks/quarter_ct.py --data-dir D [--copies 8] [--rate 1e-3] [--map-depth 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Generator
+
+from vspair import config as configs
+from vspair.baselines.fbp import Fbp
+from vspair.config import Config
+from vspair.fitting import prepare
+from vspair.model import InverseModel
+from vspair.problems.ct import CtPairs, CtProblem, Geometry
+from vspair.problems.lodopab import load_slices
+from vspair.runs import commit, machine
+from vspair.studies.ct_data import arrange, augment, split_patients
+from vspair.studies.ct_measures import judge_samples, wider
+
+GEOMETRY = Geometry(shape=(44, 44), angles=62, detectors=64, pixel=2 / 44)
+PROBLEM = CtProblem(GEOMETRY, noise=0.1)
+NETWORK = {"kind": "conv", "width": 8, "depth": 2}
+SHOWN = ("mse", "mse_sample", "crps", "coverage_90", "coverage_90_with_noise")
+
+
+def configuration(options: argparse.Namespace, share: float) -> Config:
+    """Return the small model's configuration."""
+    base = configs.shipped(f"ct-{options.preset}")
+    model = {"x_size": 512, "y_size": 256, "x_network": NETWORK, "y_network": NETWORK}
+    training = {"epochs": max(1, options.epochs // options.copies), "validation": share}
+    more = {"validate_every": 1, "precision": "bfloat16", "learning_rate": options.rate}
+    if options.preset == "paper":
+        changes = {"objective": {"beta0": 9.0}, "model": model}
+    else:
+        changes = {"objective": {"active": 170}, "model": model | {"map_depth": options.map_depth}}
+    return configs.override(base, changes | {"training": training | more})
+
+
+@torch.no_grad()
+def judged(model: InverseModel, part: CtPairs) -> dict[str, float]:
+    """Return means over 400 pairs, by 50 samples of each."""
+    rows, found = torch.linspace(0, len(part.x) - 1, 400).long(), []
+    for some in rows.split(100):
+        generator = Generator().manual_seed(0)
+        drawn = model.posterior(part.y[some]).sample(50, generator)
+        row = judge_samples(drawn, part.x[some])
+        found.append(row | wider(model, drawn, part.x[some], generator))
+    return {name: float(torch.stack([f[name].mean() for f in found]).mean()) for name in SHOWN}
+
+
+def main() -> None:
+    """Train once and print a line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--preset", choices=("paper", "calibrated"), default="calibrated")
+    parser.add_argument("--epochs", type=int, default=24, help="divided by the copies")
+    parser.add_argument("--copies", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--map-depth", type=int, default=0)
+    options = parser.parse_args()
+    slices = load_slices(options.data_dir)
+    rest, held = split_patients(slices.train.patient)
+    halves = [F.avg_pool2d(p.x[:, None], 2)[:, 0] for p in (slices.train, slices.test)]
+    train = PROBLEM.pairs(augment(halves[0][rest], options.copies, Generator().manual_seed(3)), 0)
+    held_out, test = PROBLEM.pairs(halves[0][held], 1), PROBLEM.pairs(halves[1], 2)
+    x, y, share = arrange(train, held_out, 0)
+    trainer, start = prepare(x, y, configuration(options, share)), time.monotonic()
+    trainer.train(show=True)
+    took, model = time.monotonic() - start, trainer.model
+    window = (Fbp(GEOMETRY, window="hann")(test.y) - test.x).square().mean()
+    print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
+    print(f"FBP with a Hann window has {float(window):.3g}")
+    words = [f"{name} {value:.3g}" for name, value in judged(model, test).items()]
+    print(", ".join(words), f"of weights of epoch {trainer.state.best_epoch}")
+
+
+if __name__ == "__main__":
+    main()
