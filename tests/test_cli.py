@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import vspair as package
 from vspair.cli import app
+from vspair.interrupts import Interrupted
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import read_metrics
-from vspair.training import Interrupted
 
 PROGRAM = [sys.executable, "-m", "vspair"]
 

@@ -14,12 +14,12 @@ import torch
 import vspair
 from vspair.config import shipped
 from vspair.errors import VspairError
+from vspair.interrupts import Interrupted
 from vspair.report import plots
 from vspair.report.demo import brief
 from vspair.report.page import Picture, Section, Table, render
 from vspair.report.plots import ImageRow
 from vspair.studies.demo import PROBLEM, _coverage, _factors, demo
-from vspair.training import Interrupted
 
 
 class _Links(HTMLParser):

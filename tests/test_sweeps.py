@@ -23,11 +23,11 @@ from vspair.config import Config
 from vspair.data import fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
+from vspair.interrupts import Interrupted
 from vspair.problems.gaussian import GaussianProblem
 from vspair.report import sweeps as record
 from vspair.runs import read_metrics
 from vspair.sweeps import Axis, Sweep, run
-from vspair.training import Interrupted
 
 Pairs = tuple[Tensor, Tensor]
 

@@ -39,9 +39,9 @@ from vspair.data import as_pairs, fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
 from vspair.fitting import fit, resumed, suggest
+from vspair.interrupts import Interrupted
 from vspair.report import sweeps as record
 from vspair.report.sweeps import Settings
-from vspair.training import Interrupted
 
 __all__ = ["METRICS", "Axis", "Sweep", "flat", "run"]
 

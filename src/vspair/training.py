@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Generator as Steps
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +23,7 @@ from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
 from vspair.data import random_shift, split
 from vspair.errors import VspairError
+from vspair.interrupts import Interrupted, stop_on_interrupt
 from vspair.metrics import energy_score
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.norms import answering_norms, refresh_norms
@@ -33,11 +31,7 @@ from vspair.objective import Objective, Stage
 from vspair.progress import Progress
 from vspair.runs import Run, fill, read_tensors, write_tensors, write_text
 
-__all__ = ["Interrupted", "Trainer"]
-
-
-class Interrupted(KeyboardInterrupt):
-    """Training was stopped by Ctrl-C, between two steps; what was reached is saved."""
+__all__ = ["Trainer"]
 
 
 @dataclass
@@ -50,26 +44,6 @@ class _State:
     best_epoch: int = 0
     stale: int = 0
     seconds: float = 0.0
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that no step is left half done."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Trainer:
@@ -321,7 +295,7 @@ class Trainer:
             Interrupted: After Ctrl-C, once the state is saved.
         """
         rows: list[dict[str, Any]] = []
-        with _stop_on_interrupt() as stop, Progress(self.config.training.epochs, show) as bar:
+        with stop_on_interrupt() as stop, Progress(self.config.training.epochs, show) as bar:
             for _ in self.run_steps(rows):
                 if stop.is_set():
                     self.save()

@@ -112,7 +112,7 @@ def fit(
     from vspair import config as configs
     from vspair import fitting
     from vspair.data import load_array
-    from vspair.training import Interrupted
+    from vspair.interrupts import Interrupted
 
     given = {
         "epochs": epochs,

@@ -25,8 +25,8 @@ Slices = Annotated[
 Results = Annotated[
     Path | None,
     typer.Option(
-        help="For tables and figures: results/STUDY if not given, results/STUDY-part for less "
-        "than the whole study."
+        help="For tables and figures: results/STUDY if not given; of MNIST and heat "
+        "results/STUDY-part for less than the whole study."
     ),
 ]
 Runs = Annotated[
