@@ -34,9 +34,8 @@ def networks(model: InverseModel) -> list[nn.Module]:
 
 
 @contextmanager
-def compiled(model: InverseModel) -> Iterator[None]:
-    """Compile the networks of a model; on leaving, every call is plain again."""
-    parts = networks(model)
+def compiled(*parts: nn.Module) -> Iterator[None]:
+    """Compile some networks; on leaving, every call is plain again."""
     for part in parts:
         part.compile(dynamic=False)
     try:

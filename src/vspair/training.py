@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.acceleration import Captured, compiled, eagerly, precision, products
+from vspair.acceleration import Captured, compiled, eagerly, networks, precision, products
 from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
 from vspair.data import random_shift, split
@@ -319,7 +319,7 @@ class Trainer:
         start = self._saved - self.state.seconds
         t = self.config.training
         step: Callable[[Tensor, Stage], None] = self._step
-        with compiled(self.model) if t.compile else nullcontext():
+        with compiled(*networks(self.model)) if t.compile else nullcontext():
             if self._captures:
                 step = Captured(step, t.batch_size, self.generator, self._mutable)
             while not self.finished:

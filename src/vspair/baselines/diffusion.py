@@ -171,6 +171,7 @@ def train_prior(
     folder: str | Path | None = None,
     device: str = "cpu",
     deadline: float | None = None,
+    compile: bool = False,
     show: bool = False,
 ) -> Prior:
     """Return a prior trained on images, which are shifted and scaled as a whole first.
@@ -184,6 +185,7 @@ def train_prior(
         folder: Where to save and go on from; see :func:`vspair.baselines.learning.train`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
+        compile: Whether to compile the network, which takes a minute.
         show: Whether to show a progress bar.
     """
     plan, sde = plan or Plan(), sde or VPSDE()
@@ -197,8 +199,8 @@ def train_prior(
         return noise_loss(prior, sde, prior.normaliser(batch[0]), generator)
 
     tensors = None if held is None else (held,)
-    how: dict[str, Any] = {"folder": folder, "deadline": deadline, "show": show}
-    train(prior, loss, (x,), plan, held=tensors, **how)
+    how: dict[str, Any] = {"folder": folder, "deadline": deadline, "compile": compile}
+    train(prior, loss, (x,), plan, held=tensors, show=show, **how)
     return prior
 
 

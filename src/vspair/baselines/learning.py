@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.acceleration import Captured, Precision, precision, products
+from vspair.acceleration import Captured, Precision, compiled, eagerly, precision, products
 from vspair.data import fingerprint
 from vspair.errors import VspairError
 from vspair.progress import Progress
@@ -73,6 +74,8 @@ class Trainable(nn.Module):
     Arguments:
         settings: What the constructor was called with, as JSON can hold it.
     """
+
+    network: nn.Module
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
@@ -243,6 +246,7 @@ def train(
     held: tuple[Tensor, ...] | None = None,
     checkpoint_seconds: float = 300.0,
     deadline: float | None = None,
+    compile: bool = False,
     show: bool = False,
 ) -> list[dict[str, Any]]:
     """Train a model, leave its averaged weights in it, and return one dictionary an epoch.
@@ -260,6 +264,7 @@ def train(
         checkpoint_seconds: How long to train between two checkpoints, at least.
         deadline: Save and stop before an epoch that would likely end after this time of
             ``time.monotonic``; one is trained in any case.
+        compile: Whether to compile the network, which takes a minute.
         show: Whether to show a progress bar.
     """
     if not data or len({len(t) for t in data}) != 1 or not len(data[0]):
@@ -273,10 +278,12 @@ def train(
     training.resume()
     saved = time.monotonic()
     start = saved - (training.rows[-1]["seconds"] if training.rows else 0)
-    with Progress(plan.epochs, show) as bar:
+    way = compiled(model.network) if compile else nullcontext()
+    with way, Progress(plan.epochs, show) as bar:
         while len(training.rows) < plan.epochs:
             began, row = time.monotonic(), training.epoch()
-            row |= {} if held is None else {"held": training.held(held)}
+            with eagerly() if compile else nullcontext():
+                row |= {} if held is None else {"held": training.held(held)}
             now = time.monotonic()
             training.rows.append(row | {"seconds": round(now - start, 3)})
             bar.advance(row["epoch"], row)

@@ -57,6 +57,7 @@ def train_regression(
     folder: str | Path | None = None,
     device: str = "cpu",
     deadline: float | None = None,
+    compile: bool = False,
     show: bool = False,
 ) -> Regression:
     """Return a regression trained on pairs.
@@ -70,6 +71,7 @@ def train_regression(
         folder: Where to save and go on from; see :func:`vspair.baselines.learning.train`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
+        compile: Whether to compile the network, which takes a minute.
         show: Whether to show a progress bar.
     """
     if first.shape != x.shape:
@@ -88,6 +90,6 @@ def train_regression(
         guess, truth = (model.normaliser(t) for t in (model(batch[0]), batch[1]))
         return (guess - truth).square().mean()
 
-    how: dict[str, Any] = {"folder": folder, "deadline": deadline, "show": show}
-    train(model, loss, (first, x), plan, held=held, **how)
+    how: dict[str, Any] = {"folder": folder, "deadline": deadline, "compile": compile}
+    train(model, loss, (first, x), plan, held=held, show=show, **how)
     return model

@@ -82,7 +82,7 @@ def reproduce(
         only: Some of :data:`STAGES`, with commas between them; all where not given.
         device: Where to compute.
         minutes: Save and stop after so many minutes; 0 goes on to the end.
-        compile: Whether to compile vsPAIR's networks on a GPU.
+        compile: Whether to compile networks on a GPU.
 
     Returns:
         The tables as Markdown, or what was done; nothing where time ran out: call again to

@@ -51,7 +51,7 @@ __all__ = [
 
 PRESETS = ("paper", "calibrated")
 
-PART = 20
+PART = 40
 """Epochs of the regression between two looks at the validation patients."""
 
 _TINY: dict[str, Any] = {
@@ -73,7 +73,7 @@ class Bench:
         folder: Where trainings and answers are kept.
         device: Where to compute.
         deadline: Save and stop at this time of ``time.monotonic``.
-        compile: Whether to compile vsPAIR's networks on a GPU.
+        compile: Whether to compile networks on a GPU.
     """
 
     scale: Scale
@@ -92,6 +92,11 @@ class Bench:
     def widths(self) -> Sequence[int]:
         """The widths of U-Nets."""
         return _TINY_WIDTHS if self.scale.small else WIDTHS
+
+    @property
+    def compiles(self) -> bool:
+        """Whether networks are compiled here."""
+        return self.compile and self.device.type == "cuda"
 
     def late(self, needed: float = 0.0) -> bool:
         """Return whether there are fewer seconds left than needed."""
@@ -147,7 +152,7 @@ def vspair_trainer(
     fast, wanted = bench.device.type == "cuda", configs.shipped(f"ct-{preset}")
     pairs = bench.pairs(preset)
     x, y, share = arrange(pairs, bench.data.validation, wanted.training.seed)
-    how: dict[str, Any] = {"capture": fast, "compile": fast and bench.compile}
+    how: dict[str, Any] = {"capture": fast, "compile": bench.compiles}
     how["precision"] = "bfloat16" if fast else "float32"
     config = configs.override(vspair_config(preset, bench.scale, share), {"training": how})
     return continued(x, y, configs.override(config, changes or {}), out, bench.device)
@@ -233,6 +238,7 @@ def train_regression_in_time(bench: Bench) -> bool:
         model = train_regression(
             guess, data.train.x, plan, widths=bench.widths, held=(held, data.validation.x),
             folder=folder, device=str(bench.device), deadline=bench.deadline,
+            compile=bench.compiles,
         )  # fmt: skip
         if model.epochs < plan.epochs:
             return model
@@ -267,7 +273,7 @@ def train_prior_in_time(bench: Bench) -> bool:
     def train(plan: Plan) -> Trainable:
         return train_prior(
             data.train.x, plan, widths=bench.widths, held=data.validation.x, folder=folder,
-            device=str(bench.device), deadline=bench.deadline,
+            device=str(bench.device), deadline=bench.deadline, compile=bench.compiles,
         )  # fmt: skip
 
     epochs, slices = bench.epochs(bench.scale.prior_epochs), (data.train.x, data.train.x)
