@@ -80,6 +80,7 @@ class Trainer:
         self.sums = torch.zeros(16, device=self.device)
         self.generator = Generator(self.device)
         self.best_weights: dict[str, Tensor] | None = None
+        self.write_end = True  # whoever reads the weights from memory need not wait for gigabytes
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(model.parameters())
         self.trainable = [p.requires_grad for p in self.parameters]
@@ -345,7 +346,8 @@ class Trainer:
             refresh_norms(self.model, self.y)
             if self.best_weights is not None:
                 self._keep()
-        self.save()
+        if self.write_end:
+            self.save()
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         """Drop what was logged after the checkpoint that the training continues from."""

@@ -411,7 +411,9 @@ def load_numbers(path: Path, separator: str = ".") -> dict[str, dict[str, Any]]:
         with np.load(path, allow_pickle=False) as file:
             for key in file.files:
                 group, _, name = key.partition(separator)
-                numbers.setdefault(group, {})[name] = file[key]
+                values = file[key]
+                wide = values.astype(np.float32) if values.dtype == np.float16 else values
+                numbers.setdefault(group, {})[name] = wide
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise VspairError(f"{path} is damaged: {error}. Run the study again.") from None
     return numbers

@@ -108,6 +108,8 @@ def numbers(answers: Mapping[str, Groups], by_noise: Mapping[str, Any]) -> dict[
 def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
     """Save numbers by group and name to ``figures.npz`` and draw every figure.
 
+    Images are kept in float16, which no eye can tell from more.
+
     Arguments:
         found: What :func:`numbers` returned.
         out: The folder of the results.
@@ -115,8 +117,12 @@ def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
     Returns:
         The figures with their captions, as Markdown.
     """
-    save_numbers(out / FILE, found)
+    save_numbers(out / FILE, {group: _narrow(part) for group, part in found.items()})
     return report.gallery(redraw(out))
+
+
+def _narrow(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: v.astype(np.float16) if v.ndim > 2 else v for name, v in part.items()}
 
 
 def redraw(folder: Path) -> list[Path]:

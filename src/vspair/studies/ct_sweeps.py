@@ -325,10 +325,14 @@ def _finish(
     """Train some points side by side and answer them; return whether there was the time."""
     trainers = [_trainer(bench, point) for point in group]
     work = list(zip(group, trainers, strict=True))
+    for trainer in trainers:
+        trainer.write_end = keep
     if all(trainer.finished for trainer in trainers):
         needed = 0.0  # or a time too short to answer in would never answer
     try:
         if not train_together(trainers, bench.deadline):
+            for trainer in trainers:
+                trainer.save()
             return False
     except VspairError as error:
         if bench.device.type == "cuda":
@@ -344,17 +348,33 @@ def _finish(
             _keep(bench, point, {"settings": settings, "error": str(error)}, None)
             _remove(bench, point, keep)
         return True
-    for point, trainer in work:
-        if bench.late(needed):
-            return False
-        start, state = time.monotonic(), trainer.state
-        row, images = measure(bench, trainer.model)
-        row |= {"epochs": state.epoch, "best_epoch": state.best_epoch, "seconds": state.seconds}
-        needed = time.monotonic() - start
-        answer = {"settings": settings, "row": row, "answered_in": round(needed, 3)}
-        _keep(bench, point, answer, images)
-        _remove(bench, point, keep)
-    return True
+    return _answer(bench, work, settings, keep, needed)
+
+
+def _answer(
+    bench: Bench,
+    left: list[tuple[Point, Trainer]],
+    settings: Settings,
+    keep: bool,
+    needed: float,
+) -> bool:
+    """Answer finished trainings as long as there is the time; what is left is saved."""
+    try:
+        while left and not bench.late(needed):
+            point, trainer = left[0]
+            start, state = time.monotonic(), trainer.state
+            row, images = measure(bench, trainer.model)
+            names = ("epoch", "best_epoch", "seconds")
+            row |= {"epochs" if n == "epoch" else n: getattr(state, n) for n in names}
+            needed = time.monotonic() - start
+            answer = {"settings": settings, "row": row, "answered_in": round(needed, 3)}
+            _keep(bench, point, answer, images)
+            _remove(bench, point, keep)
+            left.pop(0)
+    finally:
+        for _, trainer in left:
+            trainer.save()
+    return not left
 
 
 def _trainer(bench: Bench, point: Point) -> Trainer:
