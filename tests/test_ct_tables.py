@@ -121,6 +121,7 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     assert "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0" in text
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["scale"]["commits"] == ["made-0", "made-1"]
+    assert (summary["commit"], summary["machine"]) == ("made-0, made-1", "m")
 
 
 def test_the_commits_are_those_of_the_stages(
@@ -131,7 +132,8 @@ def test_the_commits_are_those_of_the_stages(
     assert "at commit answered-here, answers" in text
     assert "reporting-here" not in text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["commit"] == "reporting-here"
+    assert summary["commit"] == "answered-here"
+    assert summary["machine"] == runs.machine("cpu")
     assert summary["scale"]["commits"] == {"answers": ["answered-here"]}
     folder = answers.parent
     study.reproduce(folder, folder=folder, scale=FEW, only="answers", device="cpu")  # all is there
@@ -231,7 +233,7 @@ def test_a_method_on_fewer_slices_takes_no_bold() -> None:
         return [*binned, Row(*own, "mse", 0.0)]
 
     found = rows("fbp", 0.3, 400) + rows("tv", 0.2, 400) + rows("dps", 0.1, 4)
-    table = ct_tables._by_noise(found, "mse").splitlines()
+    table = ct_tables.by_noise(found, "mse").splitlines()
     assert table[0] == "|  | 0-2.5 %, 400 slices |"
     assert table[2:] == ["| FBP | 0.3 |", "| TV-ADMM | **0.2** |", "| DPS | 0.1 (4 of 400) |"]
 

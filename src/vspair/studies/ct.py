@@ -219,7 +219,9 @@ def report(out: Path, answers: Path) -> str:
     commits = {commit for part in about.get("commits", {}).values() for commit in part}
     rows = collect(found, noise)
     runs.make_folder(out)
-    write_summary(out / "summary.json", "ct", command, about | {"left_out": left}, rows)
+    made = {"commit": ", ".join(sorted(commits)), "machine": about["machine"]}
+    scale = about | {"left_out": left}
+    write_summary(out / "summary.json", "ct", command, scale, rows, made=made)
     figures = illustrate(numbers(found, error_by_noise(found, noise)), out)
     head = describe(about["machine"], command, sorted(commits))
     tables = text(found, rows, about, head, left)

@@ -189,7 +189,8 @@ def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path])
     commits = sorted({str(answer.get("commit", "unknown")) for answer in there})
     about |= {"machines": machines, "commits": commits, "trainings": len(there)}
     runs.make_folder(out)
-    write_summary(out / "summary.json", "ct-sweeps", command, about, _rows(studies))
+    made = {"commit": ", ".join(commits), "machine": " and ".join(machines)}
+    write_summary(out / "summary.json", "ct-sweeps", command, about, _rows(studies), made=made)
     arrays = {f"{group}.{name}": v for group, part in drawn.items() for name, v in part.items()}
     runs.write_arrays(out / FILE, {k: np.asarray(v, np.float32) for k, v in arrays.items()})
     noise = ""

@@ -20,6 +20,7 @@ __all__ = [
     "NAMES",
     "PAPER",
     "TABLES",
+    "by_noise",
     "collect",
     "describe",
     "error_by_noise",
@@ -244,10 +245,14 @@ def _comparison(rows: list[Row]) -> str:
     return grid(["", *COMPARED.values()], lines)
 
 
-def _by_noise(rows: list[Row], metric: str) -> str:
-    """Return one line a method, one column a bin of the noise, the best in bold.
+def by_noise(rows: list[Row], metric: str) -> str:
+    """Return one line a method, one column a bin of the noise, the best in bold, as Markdown.
 
     A method with fewer slices in a bin than others is not compared there, and says how many.
+
+    Arguments:
+        rows: What :func:`collect` returned.
+        metric: ``mse``, ``psnr`` or ``ssim``.
     """
     rows = [r for r in rows if r.condition]
     bins = list(dict.fromkeys(r.condition for r in rows))
@@ -381,7 +386,7 @@ def text(
     ]
     parts_of += [_BOLD]
     for metric, words in _BY_NOISE.items():
-        parts_of += [f"### {words} by noise level", _by_noise(rows, metric)]
+        parts_of += [f"### {words} by noise level", by_noise(rows, metric)]
     ours = [r for r in rows if r.model == "vsPAIR" and not r.condition]
     for title, metrics in TABLES.items() if ours else ():
         parts_of += [f"## {title}", markdown(ours, metrics)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,24 @@ def write_summary(
     scale: dict[str, Any],
     rows: list[Row],
     device: str = "cpu",
+    made: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the rows with the command, commit and machine that made them."""
+    """Write the rows with the command, commit and machine that made them.
+
+    Arguments:
+        path: The file.
+        study: Its name.
+        command: What makes the rows again.
+        scale: How much was drawn and trained.
+        rows: The numbers.
+        device: Where they were computed.
+        made: ``commit`` and ``machine`` where the rows were not computed here; ``versions`` are
+            those of the tables.
+    """
     document = {
         "study": study,
         "command": command,
-        "commit": runs.commit(),
-        "machine": runs.machine(device),
+        **(made or {"commit": runs.commit(), "machine": runs.machine(device)}),
         "versions": runs.versions(),
         "scale": scale,
         "rows": [{k: v for k, v in asdict(row).items() if v not in ("", None)} for row in rows],
