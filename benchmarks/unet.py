@@ -2,7 +2,7 @@
 
 The U-Net has the paper's widths, images are made. Run it with
 
-    python benchmarks/unet.py [--device cuda] [--images 160]
+    python benchmarks/unet.py [--device cuda] [--compile] [--images 160]
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from vspair.acceleration import precision
+from vspair.acceleration import compiled, precision
 from vspair.baselines.diffusion import Prior, dps, noise_loss
 from vspair.baselines.learning import Plan, Training
 from vspair.problems.ct import RayTransform
@@ -52,9 +53,8 @@ def milliseconds(work: Callable[[], object], steps: int) -> float:
     return 1e3 * (time.perf_counter() - start) / steps
 
 
-def sampling(device: torch.device, name: Name, images: int, steps: int) -> None:
+def sampling(model: Prior, device: torch.device, name: Name, images: int, steps: int) -> None:
     """Take some steps of DPS."""
-    model = prior(device).eval().requires_grad_(False)
     transform = RayTransform(GEOMETRY)
     y = transform(torch.rand(1, *GEOMETRY.shape, device=device))
     with precision(device, name):
@@ -68,6 +68,7 @@ def main() -> None:
     """Print a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--compile", action="store_true", help="compile too: minutes")
     parser.add_argument("--images", type=int, default=160, help="trajectories of DPS at once")
     options = parser.parse_args()
     device = pick_device(options.device)
@@ -75,16 +76,24 @@ def main() -> None:
     steps = 20 if on_gpu else 1
     names: tuple[Name, ...] = ("float32", "bfloat16")
     print(machine(device))
+    ways = ("plain", *(["captured"] * on_gpu), *(["compiled"] * options.compile))
     for name in names:
-        for captured in (False, True)[: 1 + on_gpu]:
+        for way in ways:
             work = training(device, name, steps)
-            if not captured:
+            if way == "plain":
                 work.step = work._step
-            words = f"training, {name}{', captured' * captured}"
-            print(f"{words:<36} {milliseconds(work.epoch, steps):8.2f} ms a step", flush=True)
+            with compiled(work.model.network) if way == "compiled" else nullcontext():
+                found = milliseconds(work.epoch, steps)
+            print(f"{f'training, {name}, {way}':<36} {found:8.2f} ms a step", flush=True)
     for name in names:
-        found = milliseconds(partial(sampling, device, name, options.images, steps), steps)
-        print(f"{f'DPS, {options.images} images, {name}':<36} {found:8.2f} ms a step", flush=True)
+        for way in ("plain", *(["compiled"] * options.compile)):
+            model = prior(device).eval().requires_grad_(False)
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            work_of = partial(sampling, model, device, name, options.images, steps)
+            with compiled(model.network) if way == "compiled" else nullcontext():
+                found = milliseconds(work_of, steps)
+            words = f"DPS, {options.images} images, {name}, {way}"
+            print(f"{words:<36} {found:8.2f} ms a step", flush=True)
 
 
 if __name__ == "__main__":
