@@ -3,7 +3,7 @@
 Slices are halved to 44x44 pixels and seen by 62 angles and 64 detector pixels; networks have an
 eighth of the codes and half of the channels. Weights are chosen on held-out patients. Run it with
 
-    python benchmarks/quarter_ct.py --data-dir D [--copies 8] [--rate 1e-3] [--map-depth 0]
+    python benchmarks/quarter_ct.py --data-dir D [--rate 1e-3] [--map-depth 0] [--width closed]
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def configuration(options: argparse.Namespace, share: float) -> Config:
     if options.preset == "paper":
         changes = {"objective": {"beta0": 9.0}, "model": model}
     else:
-        changes = {"objective": {"active": 170}, "model": model | {"map_depth": options.map_depth}}
+        objective = {"active": 170, "width": options.width}
+        changes = {"objective": objective, "model": model | {"map_depth": options.map_depth}}
     return configs.override(base, changes | {"training": training | more})
 
 
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--map-depth", type=int, default=0)
+    parser.add_argument("--width", choices=("learned", "closed"), default="learned")
     options = parser.parse_args()
     slices = load_slices(options.data_dir)
     rest, held = split_patients(slices.train.patient)
@@ -80,7 +82,7 @@ def main() -> None:
     window = (Fbp(GEOMETRY, window="hann")(test.y) - test.x).square().mean()
     print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
     print(f"FBP with a Hann window has {float(window):.3g}")
-    print(f"weights of epoch {trainer.state.best_epoch}")
+    print(f"weights of epoch {trainer.state.best_epoch}, width {float(model.width):.3g}")
     for who, part in (("held-out", held_out), ("test", test)):
         words = [f"{name} {value:.3g}" for name, value in judged(model, part).items()]
         print(f"{who} patients: {', '.join(words)}")

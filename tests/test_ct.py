@@ -342,9 +342,25 @@ def test_memory_that_runs_out_is_said(fault: Exception, monkeypatch: pytest.Monk
         raise fault
 
     monkeypatch.setattr(gather_module.Gather, "__call__", fail)
-    for method, words in (("matrix", "method='free'"), ("free", "a smaller batch")):
-        with pytest.raises(VspairError, match=f"batch of 5.*{words}"):
-            RayTransform(GEOMETRIES["small"], method=method)(torch.zeros(5, 12, 12))  # type: ignore[arg-type]
+    batch = "batch of 5 .*its images and sinograms need about 13.2 kB"
+    for method, words in (
+        (
+            "matrix",
+            f"{batch}, and the matrices up to .* kB. Use smaller batches, or method='free'",
+        ),
+        ("free", f"{batch}. Use smaller batches\\.$"),
+    ):
+        ray = RayTransform(GEOMETRIES["small"], method=method)  # type: ignore[arg-type]
+        with pytest.raises(VspairError, match=words):
+            ray(torch.zeros(5, 12, 12))
+    with pytest.raises(VspairError, match=r"batch of 1 .*Use a smaller geometry"):
+        ray(torch.zeros(12, 12))
+
+
+def test_a_batch_beyond_all_memory_is_said() -> None:
+    ray = RayTransform(GEOMETRIES["small"])
+    with pytest.raises(VspairError, match=r" 2.65e\+04 TB.* kB\. Use smaller batches\.$"):
+        ray(torch.zeros(1, 1, 1).expand(10**13, 12, 12))
 
 
 def test_wrong_arrays_are_named() -> None:
@@ -355,10 +371,50 @@ def test_wrong_arrays_are_named() -> None:
         ray(torch.zeros(2, 6, 8))
     with pytest.raises(VspairError, match=r"y has shape \(248, 128\).*5 angles, 9 detector"):
         ray.adjoint(torch.zeros(248, 128))
-    with pytest.raises(VspairError, match="int64"):
-        ray(torch.zeros(8, 6, dtype=torch.int64))
     with pytest.raises(VspairError, match=r"shape \(6,\)"):
         ray(torch.zeros(6))
+    with pytest.raises(VspairError, match=r"x is of type ndarray.*torch\.from_numpy\(x\)"):
+        ray(np.zeros((8, 6)))  # type: ignore[arg-type]
+    with pytest.raises(VspairError, match=r"y is of type list: expected a tensor of sinograms"):
+        ray.adjoint([[0.0]])  # type: ignore[arg-type]
+    with pytest.raises(VspairError, match=r"x is of type ndarray"):
+        coarsen(np.zeros((362, 362)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool])
+@pytest.mark.parametrize("shape", [(8, 6), (8, 8)])
+def test_wrong_dtypes_are_named(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    ray = RayTransform(Geometry(shape, angles=5, detectors=9))
+    with pytest.raises(VspairError, match=f"dtype {dtype}.* Convert it to float32") as caught:
+        ray(torch.zeros(shape, dtype=dtype))
+    assert "transpose" not in str(caught.value)
+    if shape[0] != shape[1]:
+        with pytest.raises(VspairError, match=r"transpose it\. Convert it to float32"):
+            ray(torch.zeros(shape[::-1], dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "angles",
+    [
+        [0.5, 1.5, 2.5],
+        np.array([0.5, 1.5, 2.5]),
+        np.array([2.5, 1.5, 0.5], np.float32)[::-1],
+        torch.tensor([0.5, 1.5, 2.5], requires_grad=True),
+    ],
+)
+def test_angles_may_be_an_array(angles: Any) -> None:
+    geometry = Geometry((8, 8), angles)
+    assert geometry == Geometry((8, 8), (0.5, 1.5, 2.5))
+    assert hash(geometry) == hash(Geometry((8, 8), (0.5, 1.5, 2.5)))
+    assert geometry.theta.tolist() == [0.5, 1.5, 2.5]
+
+
+def test_sizes_may_be_numpy_s() -> None:
+    sizes: Any = (np.int64(8), np.int32(8)), np.int64(5), np.uint8(9)
+    geometry = Geometry(*sizes)
+    assert geometry == Geometry((8, 8), 5, 9)
+    assert [type(n) for n in (*geometry.shape, geometry.angles, geometry.detectors)] == [int] * 4
+    assert RayTransform(Geometry([8, 8], 5, 9))(torch.ones(8, 8)).shape == (5, 9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -366,9 +422,17 @@ def test_wrong_arrays_are_named() -> None:
     [
         ({"shape": (0, 8)}, "shape = 0"),
         ({"shape": (8,)}, r"\(rows, columns\)"),
+        ({"shape": 8}, r"shape = 8: expected \(rows, columns\)"),
         ({"angles": 0}, "angles = 0"),
         ({"angles": ()}, r"angles = \(\)"),
         ({"angles": (0.1, math.nan)}, "nan"),
+        ({"angles": 248.0}, "angles = 248.0: expected a whole number of angles"),
+        ({"angles": True}, "angles = True"),
+        ({"angles": None}, "angles = None"),
+        ({"angles": [[0.1], [0.2, 0.3]]}, "one-dimensional array"),
+        ({"angles": np.array([0.1, np.inf])}, "inf"),
+        ({"angles": np.zeros((3, 2))}, r"an array of shape \(3, 2\).*one-dimensional array"),
+        ({"angles": torch.zeros(2, dtype=torch.complex64)}, "finite angle in radians"),
         ({"detectors": -1}, "detectors = -1"),
         ({"detectors": 1.5}, "detectors = 1.5"),
         ({"pixel": 0.0}, "pixel = 0.0"),

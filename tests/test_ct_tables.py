@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 import typer
-from torch import Generator
+from torch import Generator, Tensor
+from typer.testing import CliRunner
 
 from vspair import runs
-from vspair.baselines.tv import tv_admm
+from vspair.baselines.tv import TvResult
 from vspair.cli import app
+from vspair.cli.studies import ct_name
 from vspair.errors import VspairError
 from vspair.metrics import central_interval, coverage
 from vspair.studies import ct as study
-from vspair.studies import ct_sweeps_tables, ct_tables
-from vspair.studies.ct_answers import choose_weights, read
-from vspair.studies.ct_data import CtData, bin_of, draw
-from vspair.studies.ct_measures import history
+from vspair.studies import ct_answers, ct_sweeps_tables, ct_tables
+from vspair.studies.ct_answers import read
+from vspair.studies.ct_data import CtData, draw
+from vspair.studies.ct_measures import history, with_noise
 from vspair.studies.ct_training import Bench
 from vspair.studies.results import Row
 
@@ -134,13 +136,25 @@ def test_the_commits_are_those_of_the_stages(
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["commit"] == "answered-here"
     assert summary["machine"] == runs.machine("cpu")
-    assert summary["scale"]["commits"] == {"answers": ["answered-here"]}
+    assert summary["scale"]["made"]["answers"]["commits"] == ["answered-here"]
+    monkeypatch.setattr(runs, "machine", lambda _: "another machine")
     folder = answers.parent
     study.reproduce(folder, folder=folder, scale=FEW, only="answers", device="cpu")  # all is there
-    assert "at commit answered-here, answers" in study.report(tmp_path / "out", answers)
-    more = {"answers": ["b"], "dps": ["a", "b"]}
-    both = changed(answers, tmp_path / "both", commits=more)
-    assert "at commits a, b, answers on" in study.report(tmp_path / "out", both)
+    text = study.report(tmp_path / "out", answers)
+    assert "at commit answered-here, answers" in text
+    assert "another machine" not in text
+    more = {"answers": {"commits": ["b"], "machines": ["one"]}}
+    more["dps"] = {"commits": ["a", "b"], "machines": ["one", "two"]}
+    both = changed(answers, tmp_path / "both", made=more)
+    assert "at commits a, b, answers on one, two." in study.report(tmp_path / "out", both)
+
+
+def test_a_stage_that_wrote_nothing_is_not_noted(data: CtData, tmp_path: Path) -> None:
+    bench = Bench(FEW, data, tmp_path, torch.device("cpu"))
+    with pytest.raises(VspairError, match="There is no prior"):
+        study._work(bench, "dps")
+    assert json.loads((bench.answers / "about.json").read_text())["made"] == {}
+    study._note(replace(bench, scale=replace(FEW, copies=2)), "regression")  # nothing forbids it
 
 
 # -- notes ----------------------------------------------------------------------------------
@@ -190,20 +204,61 @@ def test_what_nothing_was_made_with_may_change(data: CtData, tmp_path: Path) -> 
 
 
 def test_the_share_of_slices_that_tv_solved_is_shown(
-    answers: Path, data: CtData, tmp_path: Path
+    answers: Path, data: CtData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(FEW, data, tmp_path, torch.device("cpu"))
-    weights = choose_weights(bench)
-    assert weights is not None
-    own = weights[bin_of(data.test_level, FEW.noise)]
-    result = tv_admm(data.problem.transform, data.test.y, own, max_iterations=30)
     found = read(answers / "tv.npz")["image"]["converged"]
-    assert found.tolist() == result.converged.float().tolist()
+
+    def some(_: Any, y: Tensor, *__: Any, **___: Any) -> TvResult:
+        rest = y.new_zeros(len(y))
+        met = y[:, 0, 64] > y[:, 0, 64].median()
+        return TvResult(y.new_zeros(len(y), 88, 88), 1, met, rest, rest)
+
+    monkeypatch.setattr(ct_answers, "tv_admm", some)
+    assert ct_answers.answer_all(bench)
+    marks = read(bench.answers / "tv.npz")["image"]["converged"]
+    middle = data.test.y[:, 0, 64]
+    assert marks.tolist() == (middle > middle.median()).float().tolist()
+    assert 0 < marks.sum() < len(marks)
     parts = {"tv": {"image": {"converged": np.array([1.0, 1, 1, 0])}}}
     parts["tv-choice"] = {"choice": {"weight": np.full(4, 0.01)}}
     assert "met the tolerance on 75 % of the test slices" in ct_tables._weights(parts, 0.1)
     text = study.report(tmp_path / "out", answers)
     assert f"met the tolerance on {100 * found.mean():.3g} % of the test slices" in text
+
+
+def test_the_learned_noise_widens_the_deviation() -> None:
+    answer: dict[str, dict[str, Any]] = {"shown": {"std": np.full((1, 2, 2), 0.4)}}
+    answer["row"] = {"noise": 0.3}
+    torch.testing.assert_close(with_noise(answer), torch.full((1, 2, 2), 0.5).double())
+    rows = [
+        Row("vsPAIR", "calibrated", name, value)
+        for name, value in (("mse", 1.0), ("coverage_90", 0.4), ("coverage_90_with_noise", 0.96))
+    ]
+    *_, plain, noisy = ct_tables._comparison(rows).splitlines()
+    assert "| 0.4 |" in plain
+    assert noisy.startswith("| the same with its noise | - | - | - | - | - | 0.96 |")
+
+
+def test_all_methods_stand_beside_dps_on_its_slices(answers: Path) -> None:
+    found, _ = ct_tables.gather(answers)
+    binned = ct_tables._binned(found, "fbp", FEW.noise)
+    counts = np.nan_to_num(binned["shown_slices"])
+    assert counts.sum() == FEW.dps_images
+    total = float(np.nansum(counts * np.nan_to_num(binned["shown_mse"])))
+    assert total / FEW.dps_images == pytest.approx(ct_tables._on_shown(found, "fbp")["shown_mse"])
+    assert "4 slices" not in ct_tables.by_noise(ct_tables.collect(found, FEW.noise), "mse")
+
+
+def test_no_smaller_study_replaces_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ct_name("ct", True, False) == "ct"
+    assert ct_name("ct", True, False, part=True) == "ct-part"
+    assert ct_name("ct", False, False) == "ct-phantoms"
+    assert ct_name("ct", False, True) == "ct-smoke"
+    monkeypatch.setenv("VSPAIR_DATA", "somewhere")
+    assert ct_name("ct-sweeps", False, False) == "ct-sweeps"
+    done = CliRunner().invoke(app, ["reproduce", "ct", "--smoke", "--epochs", "3"])
+    assert "leave out --epochs" in str(done.exception)
 
 
 @pytest.mark.parametrize("count", [2, 10, 18, 19, 50])

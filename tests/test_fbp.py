@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -151,6 +152,10 @@ def test_wrong_use_is_named() -> None:
         Fbp(SMALL)(torch.zeros(40, 30, dtype=torch.int64))
     with pytest.raises(VspairError, match="window = 'cosine'"):
         Fbp(SMALL, window="cosine")  # type: ignore[arg-type]
+    with pytest.raises(VspairError, match="window = 'cosine': expected none or hann"):
+        ramp(128, 1.0, "cosine")  # type: ignore[arg-type]
+    with pytest.raises(VspairError, match=r"y is of type ndarray.*torch\.from_numpy"):
+        Fbp(SMALL)(np.zeros((40, 30)))  # type: ignore[arg-type]
     for cutoff in (0.0, -1.0, 1.5, math.nan):
         with pytest.raises(VspairError, match=f"cutoff = {cutoff}"):
             Fbp(SMALL, cutoff=cutoff)

@@ -178,6 +178,14 @@ def test_faults_in_the_files_are_named(
             file.create_dataset(name, shape, kind)
         with pytest.raises(VspairError, match=words):
             here.images([0, 3])
+    with h5py.File(path, "w") as file:
+        file.create_group("data")
+    with pytest.raises(VspairError, match="holds a group called data: expected an array"):
+        here.images([0])
+    with h5py.File(path, "w") as file:
+        file["data"] = h5py.Empty("f4")
+    with pytest.raises(VspairError, match="holds float32 of shape None"):
+        here.images([0])
     with pytest.raises(VspairError, match="6 slices: 9 were asked for"):
         load_slices(folder, train=3, test=19)
 
@@ -262,6 +270,12 @@ def test_a_patient_in_both_parts_is_refused(tmp_path: Path) -> None:
     one = Slices(torch.zeros(2, 4, 4), np.array([1, 2]))
     with pytest.raises(VspairError, match=r"2 such patients.*Split by patient"):
         CtSlices(one, one, "memory")
+
+
+def test_a_compact_file_without_slices_is_refused(tmp_path: Path) -> None:
+    compact(tmp_path / "ct_train.npz", [])
+    with pytest.raises(VspairError, match=r"holds no slices: .*\(0, 88, 88\).*at least one"):
+        load_compact(tmp_path / "ct_train.npz")
 
 
 @pytest.mark.parametrize(

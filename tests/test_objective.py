@@ -383,6 +383,27 @@ def test_best_learned_width_is_the_root_mean_squared_error(kind: Kind, shape: st
     assert abs(number(slope)) < 1e-10
 
 
+@paired
+def test_closed_width_follows_the_root_mean_squared_error(kind: Kind) -> None:
+    model, x, y = make_paired(kind)
+    objective = Objective(replace(UNEVEN, width="closed", width_start=0.5))
+    objective.prepare(model)
+    assert not model.log_width.requires_grad
+    decoded = model.x_decoder(model.x_encoder(x).rsample(seeded())).detach()
+    best = 0.5 * math.log(float((x - decoded).square().mean()))
+    step = 0.98 * math.log(0.5) + 0.02 * best
+    fit = objective(model, x, y, seeded())[1]["x_fit"]
+    assert number(model.log_width) == pytest.approx(step, rel=1e-5)
+    likelihood = torch.distributions.Normal(decoded, model.width).log_prob(x)
+    torch.testing.assert_close(fit, -total(likelihood) - x[0].numel() * math.log(2 * math.pi) / 2)
+    for _ in range(400):
+        objective(model, x, y, seeded())
+    assert number(model.log_width) == pytest.approx(best, abs=1e-3)
+    model.eval()
+    objective(model, 2 * x, y, seeded())
+    assert number(model.log_width) == pytest.approx(best, abs=1e-3)
+
+
 def test_unit_width_ignores_where_it_started() -> None:
     model, _, _ = make("vsPAIR")
     Objective(replace(UNEVEN, width="unit", width_start=0.1)).prepare(model)

@@ -99,16 +99,17 @@ def test_axes_are_read(text: str, axis: Axis) -> None:
         (["objective.gamma_x=low,high"], "expected float, got str"),
         (["objective.gamma_x=-1"], "0 or more"),
         (["objective.map=parametres"], "parameters"),
-        (["objective.gamma_x="], "is empty"),
+        (["objective.gamma_x="], "'objective.gamma_x=': a key or a value is empty"),
         (["objective.gamma_x=1,,2"], "is empty"),
-        (["objective.gamma_x"], "is empty"),
+        (["=1"], "is empty"),
+        (["gamma_x"], "'gamma_x': there is no =; expected KEY=VALUE,VALUE or KEY=LOW..HIGH"),
         (["objective.gamma_x=1", "objective.gamma_x=2"], "given twice"),
         (["objective.gamma_x=0.1..1"], "not a range"),
         (["objective.gamma_x=1..0.1"], "a lower and an upper end"),
         (["objective.gamma_x=0..1:log"], "above 0"),
         (["objective.map=kl..samples"], "only numbers"),
         (["objective.active=2,4"], r"objective\.rho=dual"),
-        ([], "Expected an axis"),
+        ([], "0 axes, seeds = 1: expected 1 or more"),
     ],
 )
 def test_axes_that_make_no_sweep(
@@ -331,58 +332,6 @@ def test_who_has_lost_a_claim_stops_and_writes_nothing(
     assert not claim.held
 
 
-SEARCH = axes(
-    "training.learning_rate=1e-4..1e-2:log", "model.x_size=4..16", "objective.half=true,false"
-)
-
-
-def test_a_stopped_search_goes_on_as_it_would_have(
-    pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Sweep(tmp_path / "whole", SEARCH, base, trials=12, metric="crps")
-    run(whole, *pairs)
-    stopped = dataclasses.replace(whole, folder=tmp_path / "stopped")
-    plain, calls = sweeps._finish, [0]
-
-    def finish(*arguments: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 11:
-            raise Interrupted
-        plain(*arguments)
-
-    monkeypatch.setattr(sweeps, "_finish", finish)
-    with pytest.raises(Interrupted):
-        run(stopped, *pairs)
-    assert len(record.rows(stopped.folder)) == 10
-    text = run(stopped, *pairs)
-    assert scores(stopped.folder) == scores(whole.folder)
-    assert len(record.rows(stopped.folder)) == 12
-    assert (stopped.folder / "study.journal").exists()
-    assert text.splitlines()[6].startswith("| **")
-    with pytest.raises(VspairError, match="axes is "):
-        run(dataclasses.replace(stopped, axes=SEARCH[:2]), *pairs)
-
-
-def test_a_search_tells_optuna_the_scores(pairs: Pairs, base: Config, tmp_path: Path) -> None:
-    rates = axes("training.learning_rate=1e-3,1e30")
-    sweep = Sweep(tmp_path / "s", rates, base, trials=5, seeds=2).resolved(*pairs)
-    run(sweep, *pairs)
-    study = sweeps._Search(sweep).study
-    rows = [row["scores"]["mse_mean"] for row in record.rows(sweep.folder) if "scores" in row]
-    values = {trial.state.name: trial.value for trial in study.get_trials()}
-    assert values == {"COMPLETE": pytest.approx(sum(rows) / 2, rel=1e-12), "FAIL": None}
-    assert len(study.get_trials()) == 5
-
-
-def test_a_search_without_optuna_names_the_extra(
-    pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(VspairError, match=r"pip install 'vspair\[sweep\]'"):
-        run(Sweep(tmp_path / "s", SEARCH, base, trials=2), *pairs)
-    assert not (tmp_path / "s").exists()
-
-
 @pytest.mark.parametrize("name", ["paper", "calibrated", "gaussian-paper"])
 def test_a_base_by_name(name: str, pairs: Pairs, tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, axes("objective.beta0=2"), name, epochs=3).resolved(*pairs)
@@ -419,11 +368,16 @@ def program(
     [
         ("--set objective.beta0=1 --y short.npy", "x has 48 entries and y has 47"),
         ("--set objective.beta=1", "Did you mean objective.beta0"),
-        ("--set objective.beta0=1 --trials 3", "--trials without --search"),
+        ("--set objective.beta0=1 --trials 3", "--trials 3 without --search: a grid"),
+        ("--set foo", "'foo': there is no =; expected KEY=VALUE"),
         ("--set objective.beta0=1..2", "not a range"),
-        ("--set objective.beta0=1 --preset other", "other"),
-        ("--set objective.beta0=1 --preset paper --config c.toml", "--config"),
-        ("--set objective.beta0=1 --metric nnz", "metric"),
+        ("--set objective.beta0=1 --preset foo", "'foo': expected one of paper, calibrated, ct-"),
+        ("--set objective.beta0=1 --preset ../configs/demo", "heat-paper, mnist-calibrated"),
+        (
+            "--set objective.beta0=1 --preset paper --config c.toml",
+            "--preset paper beside --config c.toml: leave out one of them.",
+        ),
+        ("--set objective.beta0=1 --metric nnz", "metric = 'nnz': expected one of mse_mean, mse,"),
         ("--set objective.beta0=1 --held-out 0", "held_out = 0.0"),
         ("--set objective.beta0=1 --jobs 0", "'--jobs'"),
         ("", "'--set'"),
@@ -443,3 +397,11 @@ def test_the_command(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sweeps, "run", stop)
     assert "the same command continues" in program(words, 130)
+
+
+def test_the_command_says_when_every_trial_has_failed(program: Any) -> None:
+    words = "sweep --x x.npy --y y.npy --out new --config c.toml --set training.learning_rate="
+    shown = program(f"{words}1e30,1e31", 2)
+    assert "diverged" in shown
+    assert shown.endswith("Error: Every trial has failed. new/README.md says why.\n")
+    assert "Every trial" not in program(f"{words}0.001,1e30", 0)

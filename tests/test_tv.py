@@ -169,5 +169,13 @@ def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
 
 
 def test_a_sinogram_of_another_geometry_is_named() -> None:
-    with pytest.raises(VspairError, match=r"y has shape \(1, 5, 17\)"):
+    with pytest.raises(VspairError, match=r"y has shape \(5, 17\)"):
         tv_admm(RayTransform(GEOMETRY), torch.zeros(5, 17), 0.1)
+    with pytest.raises(VspairError, match=r"Convert it to float32"):
+        tv_admm(RayTransform(GEOMETRY), torch.zeros(14, 17, dtype=torch.int64), 0.1)
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    words = r"weight has shape \(2,\) and y \(3, 14, 17\).*each sinogram, of shape \(3,\)"
+    with pytest.raises(VspairError, match=words):
+        tv_admm(RayTransform(GEOMETRY), torch.zeros(3, 14, 17), torch.ones(2))

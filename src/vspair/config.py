@@ -105,8 +105,9 @@ class ObjectiveConfig:
         dual_rate: The largest change of the log-price in one step of dual ascent; 0 lets it
             move by 20 over the whole training.
         price: The price of an open gate in nats, ``fixed`` or at the start of dual ascent.
-        width: The decoder's standard deviation s: fixed at ``unit``, ``learned``, or
-            ``annealed`` from width_start to width_end.
+        width: The decoder's standard deviation s: fixed at ``unit``, ``learned`` by gradient,
+            ``annealed`` from width_start to width_end, or ``closed``: the root of the mean
+            squared error, which maximises the bound, followed step by step.
         width_start: The width at the first step.
         width_end: The width at the end of annealing.
         anneal: The share of the training after which annealing ends.
@@ -132,7 +133,7 @@ class ObjectiveConfig:
     active: int = 0
     dual_rate: float = 0.0
     price: float = 0.02
-    width: Literal["unit", "learned", "annealed"] = "unit"
+    width: Literal["unit", "learned", "annealed", "closed"] = "unit"
     width_start: float = 1.0
     width_end: float = 0.1
     anneal: float = 0.6

@@ -52,6 +52,9 @@ DUAL_RANGE = 20.0
 MOST_DUAL_RATE = 0.02
 """The most in one step then: gates need time to answer a price."""
 
+WIDTH_RATE = 0.02
+"""The share of the way to its closed form that the width goes in a step: batches scatter."""
+
 
 def _total(t: Tensor) -> Tensor:
     """Sum over everything but the batch, then average over the batch."""
@@ -192,6 +195,8 @@ class Objective:
         if self.config.width == "unit":
             return self._fit(x, decoded)
         error = 0.5 * _total((x - decoded).square())
+        if self.config.width == "closed" and model.training:
+            self._follow(model.log_width, error.detach() * 2 / x[0].numel())
         return error * torch.exp(-2 * model.log_width) + x[0].numel() * model.log_width
 
     def _prior(self, model: InverseModel, code: Code) -> Terms:
@@ -205,6 +210,11 @@ class Objective:
             price = -model.rho_logit
             return {"x_prior": _total(code.kl_slab()), "gates": price * _total(code.omega)}
         return {"x_prior": _total(code.kl_slab() + code.kl_gate(model.rho_logit))}
+
+    @torch.no_grad()
+    def _follow(self, log_width: nn.Parameter, mse: Tensor) -> None:
+        """Move the width towards its best value for an error."""
+        log_width.lerp_(0.5 * mse.log(), WIDTH_RATE)
 
     @torch.no_grad()
     def _steer(self, rho_logit: nn.Parameter, omega: Tensor) -> None:

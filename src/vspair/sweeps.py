@@ -10,7 +10,6 @@ there are ``sweep.json`` with every setting and score, ``README.md`` and ``sweep
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -21,9 +20,10 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import resources
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -41,7 +41,7 @@ from vspair.evaluation import evaluate
 from vspair.fitting import fit, resumed, suggest
 from vspair.interrupts import Interrupted
 from vspair.report import sweeps as record
-from vspair.report.sweeps import Settings
+from vspair.report.sweeps import Settings, flat
 
 __all__ = ["METRICS", "Axis", "Sweep", "flat", "run"]
 
@@ -57,19 +57,6 @@ def _value(text: str) -> Any:
     with suppress(tomllib.TOMLDecodeError):
         return tomllib.loads(f"value = {text}")["value"]
     return text.strip()
-
-
-def flat(config: Config) -> Settings:
-    """Return a configuration as one dictionary of dotted keys, of values that JSON knows."""
-
-    def walk(values: Settings, prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield prefix + key, list(value) if isinstance(value, tuple) else value
-
-    return dict(walk(dataclasses.asdict(config), ""))
 
 
 def _changed(config: Config, settings: Settings) -> Config:
@@ -110,7 +97,8 @@ class Axis:
         key, _, right = (part.strip() for part in text.partition("="))
         parts = re.split(r",(?![^\[]*\])", right)
         if not (key and all(map(str.strip, parts))):
-            raise VspairError(f"{text!r} is empty: expected KEY=VALUE,VALUE or KEY=LOW..HIGH.")
+            fault = "a key or a value is empty" if "=" in text else "there is no ="
+            raise VspairError(f"{text!r}: {fault}; expected KEY=VALUE,VALUE or KEY=LOW..HIGH.")
         if found := re.fullmatch(r"([^,]+?)\.\.([^,]+?)(:log)?", right):
             ends = _value(found[1]), _value(found[2])
             return cls(key, ends, "log" if found[3] else "linear")
@@ -132,6 +120,16 @@ class Axis:
             if not kept[0] < kept[1] or (self.scale == "log" and not kept[0] > 0):
                 raise VspairError(f"{self}: expected a lower and an upper end, with log above 0.")
         return replace(self, values=tuple(kept))
+
+
+def _shipped(name: str) -> Config:
+    """Return a configuration that comes with the package."""
+    files = (resources.files("vspair") / "configs").iterdir()
+    names = sorted(file.name.removesuffix(".toml") for file in files)
+    if name not in names:
+        known = ", ".join((*get_args(PresetName), *names))
+        raise VspairError(f"preset = {name!r}: expected one of {known}.")
+    return configs.shipped(name)
 
 
 class Trial(NamedTuple):
@@ -188,7 +186,7 @@ class Sweep:
                 fitting.pop("objective", None)
             base = configs.override(configs.preset(cast(PresetName, base)), fitting)
         elif isinstance(base, str):
-            base = configs.shipped(base)
+            base = _shipped(base)
         if self.epochs:
             base = _changed(base, {"training.epochs": self.epochs})
         return replace(self, base=base, axes=tuple(axis.checked(base) for axis in self.axes))
@@ -201,8 +199,10 @@ class Sweep:
                 raise VspairError(f"{axis.key} is given twice: expected each key once.")
             if axis.scale and not self.trials:
                 raise VspairError(f"{axis}: a grid needs values, not a range. Or --search it.")
-        if not keys or self.metric not in METRICS or self.seeds < 1:
-            raise VspairError(f"Expected an axis, a seed and a metric of {', '.join(METRICS)}.")
+        if self.metric not in METRICS:
+            raise VspairError(f"metric = {self.metric!r}: expected one of {', '.join(METRICS)}.")
+        if not keys or self.seeds < 1:
+            raise VspairError(f"{len(keys)} axes, seeds = {self.seeds}: expected 1 or more each.")
         if "training.seed" in keys and self.seeds > 1:
             raise VspairError("training.seed is an axis: leave out the number of seeds.")
         steers = {"objective.rho", "objective.active"} & set(keys) == {"objective.active"}
@@ -444,6 +444,7 @@ def run(
             _work(sweep, pairs, device, notice)
         finally:
             torch.set_num_threads(before)
+    proposed = list(_Search(sweep).points().values()) if sweep.trials else []
     with alone(sweep.folder):
         axes: dict[str, str] = {axis.key: axis.scale for axis in sweep.axes}
-        return record.write(sweep.folder, axes, sweep.metric, command, device)
+        return record.write(sweep.folder, axes, sweep.metric, command, device, proposed)

@@ -7,6 +7,7 @@ import time
 import torch
 
 from vspair.errors import VspairError
+from vspair.progress import Progress
 from vspair.training import Trainer
 
 __all__ = ["in_time", "train_together"]
@@ -20,7 +21,9 @@ def in_time(minutes: float) -> float | None:
     return time.monotonic() + 60 * minutes if minutes else None
 
 
-def train_together(trainers: list[Trainer], deadline: float | None = None) -> bool:
+def train_together(
+    trainers: list[Trainer], deadline: float | None = None, show: bool = False
+) -> bool:
     """Train several models step by step in turn; on a GPU each on a stream of its own.
 
     Small models leave most of a GPU idle, so several cost less together than one by one.
@@ -28,6 +31,7 @@ def train_together(trainers: list[Trainer], deadline: float | None = None) -> bo
     Arguments:
         trainers: Trainings that have not begun, or were resumed.
         deadline: Save and stop at this time of ``time.monotonic``.
+        show: Whether to show the progress of the slowest.
 
     Returns:
         Whether all trainings came to their end.
@@ -40,13 +44,17 @@ def train_together(trainers: list[Trainer], deadline: float | None = None) -> bo
     if on_gpu:
         torch.cuda.synchronize()
     work = [(trainer, trainer.run_steps([]), _lane(trainer.device)) for trainer in trainers]
-    while work and not (deadline and time.monotonic() > deadline):
-        left = []
-        for trainer, steps, lane in work:
-            with torch.cuda.stream(lane):
-                if next(steps, steps) is None:
-                    left.append((trainer, steps, lane))
-        work = left
+    most = max((t.config.training.epochs for t in trainers), default=1)
+    with Progress(most, show) as bar:
+        while work and not (deadline and time.monotonic() > deadline):
+            left = []
+            for trainer, steps, lane in work:
+                with torch.cuda.stream(lane):
+                    if next(steps, steps) is None:
+                        left.append((trainer, steps, lane))
+            work = left
+            if work and bar.due():
+                bar.advance(min(t.state.epoch + t.state.step / t.steps for t, _, _ in work))
     for trainer, steps, lane in work:
         with torch.cuda.stream(lane):
             trainer.save()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 from vspair.problems.ct.gather import Gather
-from vspair.problems.ct.geometry import Geometry
+from vspair.problems.ct.geometry import Geometry, check_tensor
 
 __all__ = ["Fbp", "ramp"]
 
@@ -44,6 +44,12 @@ def ramp(detectors: int, spacing: float, window: Window = "none", cutoff: float 
             :math:`f_c` and by 0 above it.
         cutoff: The frequency :math:`f_c` as a share of the Nyquist frequency.
     """
+    if window not in ("none", "hann"):
+        raise VspairError(f"window = {window!r}: expected none or hann.")
+    if not 0 < cutoff <= 1:
+        raise VspairError(
+            f"cutoff = {cutoff}: expected a share of the Nyquist frequency, above 0 and at most 1."
+        )
     n = 2 ** math.ceil(math.log2(2 * detectors))
     index = torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
     kernel = torch.where(index % 2 == 1, -1 / (math.pi * index * spacing).square(), 0)
@@ -82,13 +88,6 @@ class Fbp:
         cutoff: float = 1.0,
         memory: float = 2**30,
     ) -> None:
-        if window not in ("none", "hann"):
-            raise VspairError(f"window = {window!r}: expected none or hann.")
-        if not 0 < cutoff <= 1:
-            raise VspairError(
-                f"cutoff = {cutoff}: expected a share of the Nyquist frequency, above 0 and at "
-                "most 1."
-            )
         _check_even(geometry)
         self.geometry, self.memory = geometry, memory
         self._gain = ramp(geometry.detectors, geometry.detector_spacing, window, cutoff)
@@ -97,12 +96,7 @@ class Fbp:
     def __call__(self, y: Tensor) -> Tensor:
         """Return images, with shape (*, R, C), of sinograms with shape (*, A, D)."""
         shape = self.geometry.sinogram_shape
-        if tuple(y.shape[-2:]) != shape or not y.is_floating_point():
-            raise VspairError(
-                f"y has shape {tuple(y.shape)} and dtype {y.dtype}: expected real sinograms of "
-                f"shape (*, {shape[0]}, {shape[1]}), those of this geometry "
-                f"({self.geometry.describe()})."
-            )
+        check_tensor(y, shape, "y", "sinograms", self.geometry)
         work = y if y.dtype in (torch.float32, torch.float64) else y.float()
         filtered = self._filter(work).reshape(-1, math.prod(shape))
         keep = self._back.nbytes(work.dtype) <= self.memory

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from vspair.errors import VspairError
+from vspair.problems.ct.geometry import check_tensor
 from vspair.problems.ct.ray import RayTransform
 
 __all__ = ["TvResult", "total_variation", "tv_admm", "tv_objective"]
@@ -180,6 +181,18 @@ def _prox(z: Tensor, threshold: Tensor) -> Tensor:
     return torch.cat((g, z[:, 2:].clamp(min=0)), 1)
 
 
+def _weights(weight: float | Tensor, y: Tensor) -> Tensor:
+    """Return the weight of each sinogram, with shape (B, 1, 1)."""
+    given = torch.as_tensor(weight, dtype=y.dtype, device=y.device)
+    try:
+        return given.expand(y.shape[:-2]).reshape(-1, 1, 1)
+    except RuntimeError:
+        raise VspairError(
+            f"weight has shape {tuple(given.shape)} and y {tuple(y.shape)}: expected one weight, "
+            f"or one for each sinogram, of shape {tuple(y.shape[:-2])}."
+        ) from None
+
+
 def tv_admm(
     transform: RayTransform,
     y: Tensor,
@@ -202,9 +215,11 @@ def tv_admm(
         max_iterations: Where to stop if they never are.
         steps: How many steps of conjugate gradients an iteration takes.
     """
+    geometry = transform.geometry
+    check_tensor(y, geometry.sinogram_shape, "y", "sinograms", geometry)
     shape = y.shape[:-2]
     flat = y.reshape(-1, *y.shape[-2:])
-    lam = torch.as_tensor(weight, dtype=y.dtype, device=y.device).expand(shape).reshape(-1, 1, 1)
+    lam = _weights(weight, y)
     if not len(flat) or not bool((lam > 0).all()) or not tolerance > 0:
         raise VspairError(
             f"weight = {weight}, tolerance = {tolerance}: expected numbers above 0, and at least "
@@ -216,7 +231,7 @@ def tv_admm(
         )
     primal, dual = primal.reshape(shape), dual.reshape(shape)
     done = (primal < tolerance) & (dual < tolerance)
-    return TvResult(x.reshape(*shape, *transform.geometry.shape), count, done, primal, dual)
+    return TvResult(x.reshape(*shape, *geometry.shape), count, done, primal, dual)
 
 
 def _iterate(

@@ -232,10 +232,15 @@ def sweep(
     from vspair import config as configs
     from vspair import sweeps
     from vspair.data import load_array
+    from vspair.report.sweeps import rows
 
-    if (trials and not search) or (preset and config):
-        fault = "--preset beside --config" if preset and config else "--trials without --search"
-        raise VspairError(f"{fault}: leave out one, or give the other.")
+    if preset and config:
+        raise VspairError(f"--preset {preset} beside --config {config}: leave out one of them.")
+    if trials and not search:
+        raise VspairError(
+            f"--trials {trials} without --search: a grid trains all its points. Leave out "
+            "--trials, or add --search."
+        )
     base = configs.load(config) if config else preset or "calibrated"
     plan = sweeps.Sweep(
         out, tuple(map(sweeps.Axis.parse, axes)), base, epochs, seeds,
@@ -244,6 +249,8 @@ def sweep(
     command = shlex.join(["vspair", *sys.argv[1:]])
     options: dict[str, Any] = {"jobs": jobs, "threads": threads, "device": device}
     say(sweeps.run(plan, load_array(x), load_array(y), command=command, say=say, **options))
+    if all("error" in row for row in rows(out)):
+        raise VspairError(f"Every trial has failed. {out / 'README.md'} says why.")
 
 
 @app.command()

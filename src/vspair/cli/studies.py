@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +27,8 @@ Slices = Annotated[
 Results = Annotated[
     Path | None,
     typer.Option(
-        help="For tables and figures: results/STUDY if not given; of MNIST and heat "
-        "results/STUDY-part for less than the whole study."
+        help="For tables and figures: results/STUDY if not given; results/STUDY-part for less "
+        "than the whole study, of CT results/STUDY-phantoms without real slices."
     ),
 ]
 Runs = Annotated[
@@ -42,6 +44,21 @@ def drew(paths: list[Path]) -> None:
 def places(name: str, out: Path | None, runs: Path | None) -> tuple[Path, Path]:
     """Return the folders of a study's results and trainings, by its name where not given."""
     return out or Path("results", name), runs or Path("runs", name)
+
+
+def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
+    """Return what the folders of a CT study are called, so that none replaces a whole study's."""
+    if smoke:
+        return f"{name}-smoke"
+    known = real or bool(os.environ.get("VSPAIR_DATA"))
+    return name + "-phantoms" * (not known) + "-part" * part
+
+
+def own_scale(smoke: bool, given: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Refuse a scale beside ``--smoke``, which has its own."""
+    changed = [f"--{k.replace('_', '-')}" for k, v in given.items() if v != plain[k]]
+    if smoke and changed:
+        raise VspairError(f"--smoke has a scale of its own: leave out {', '.join(changed)}.")
 
 
 def told(text: str | None) -> None:
@@ -215,16 +232,16 @@ def ct(
     from vspair.studies.ct import reproduce as run
     from vspair.studies.ct_figures import redraw
 
-    out, runs = places("ct" + "-smoke" * smoke, out, runs)
+    out, runs = places(ct_name("ct", draw or data_dir is not None, smoke, epochs > 0), out, runs)
     if draw:
         drew(redraw(out))
         return
     given: dict[str, Any] = {"epochs": epochs, "prior_epochs": prior_epochs, "copies": copies}
     given |= {"regression_epochs": regression_epochs, "dps_images": dps_images, "zeta": zeta}
+    own_scale(smoke, given, asdict(Scale()))
     scale = SMOKE if smoke else Scale(**given)
     how: dict[str, Any] = {"device": device, "minutes": minutes, "compile": compile}
-    text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
-    told(text)
+    told(run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, show=True, **how))
 
 
 @reproduce.command()
@@ -246,16 +263,16 @@ def ct_sweeps(
     draw: Draw = False,
 ) -> None:
     """Appendix B: what alpha0, beta0 and gamma_x do to computed tomography."""
-    from vspair.studies.ct_sweeps import SMOKE, Scale
+    from vspair.studies.ct_sweeps import EPOCHS, SMOKE, Scale
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    out, runs = places("ct-sweeps" + "-smoke" * smoke, out, runs)
+    out, runs = places(ct_name("ct-sweeps", draw or data_dir is not None, smoke), out, runs)
     if draw:
         drew(redraw(out))
         return
+    own_scale(smoke, {"epochs": epochs}, {"epochs": EPOCHS})
     how: dict[str, Any] = {"device": device, "minutes": minutes, "lanes": lanes, "keep": keep}
-    how["compile"] = compile
+    how |= {"compile": compile, "show": True}
     scale = SMOKE if smoke else Scale(epochs=epochs, copies=1)
-    text = run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how)
-    told(text)
+    told(run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how))

@@ -162,7 +162,11 @@ def _dataset(path: Path, file: Any, shape: tuple[int, int], last: int) -> Any:
             f"{path} holds {', '.join(file) or 'nothing'}: expected an array called data."
         )
     data = file["data"]
-    if data.shape[1:] != shape or data.dtype != np.float32:
+    if not hasattr(data, "shape"):
+        raise VspairError(
+            f"{path} holds a group called data: expected an array. Is it LoDoPaB-CT's?"
+        )
+    if (data.shape or ())[1:] != shape or data.dtype != np.float32:
         raise VspairError(
             f"{path} holds {data.dtype} of shape {data.shape}: expected float32 of shape "
             f"({_PER_FILE}, {shape[0]}, {shape[1]}). Is it LoDoPaB-CT's?"
@@ -193,6 +197,10 @@ def load_compact(path: str | Path) -> Slices:
         raise VspairError(
             f"{path}: hi is {high.dtype} {high.shape} and lo {low.dtype} {low.shape}; expected "
             "uint8 of shape (N, S, S) twice."
+        )
+    if not high.size:
+        raise VspairError(
+            f"{path} holds no slices: hi and lo have shape {high.shape}. Expected at least one."
         )
     if arrays["scale"].size != 1 or not float(arrays["scale"].reshape(-1)[0]) > 0:
         raise VspairError(f"{path}: scale is {arrays['scale']}; expected one number above 0.")

@@ -6,21 +6,24 @@ from these rows alone.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import re
 import statistics
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vspair import runs
 from vspair.claims import alone
+from vspair.config import Config
 from vspair.errors import VspairError
 from vspair.report.plots import FAINT, INK, MAPS, PALETTE, new_figure, png, quiet
 
-__all__ = ["agree", "draw", "folder_name", "line", "read_row", "rows", "settle", "write"]
+__all__ = ["agree", "draw", "flat", "folder_name", "line", "read_row", "rows", "settle", "write"]
 
 SHOWN = {
     "mse_mean": "MSE of the mean",
@@ -41,6 +44,19 @@ Settings = dict[str, Any]
 
 
 # -- settings and rows ----------------------------------------------------------------------
+
+
+def flat(config: Config) -> Settings:
+    """Return a configuration as one dictionary of dotted keys, of values that JSON knows."""
+
+    def walk(values: Settings, prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield prefix + key, list(value) if isinstance(value, tuple) else value
+
+    return dict(walk(dataclasses.asdict(config), ""))
 
 
 def folder_name(settings: Settings) -> str:
@@ -144,7 +160,14 @@ def _points(
     return sorted(points, key=order)
 
 
-def write(sweep: Path, axes: dict[str, str], metric: str, command: str, device: str) -> str:
+def write(
+    sweep: Path,
+    axes: dict[str, str],
+    metric: str,
+    command: str,
+    device: str,
+    proposed: list[Settings],
+) -> str:
     """Write ``sweep.json``, ``README.md`` and ``sweep.png``; return the table with its words.
 
     Arguments:
@@ -153,14 +176,16 @@ def write(sweep: Path, axes: dict[str, str], metric: str, command: str, device: 
         metric: The score whose least value is looked for.
         command: What was typed.
         device: Where it ran.
+        proposed: The settings of each point that a search proposed; nothing for a grid.
     """
+    repeats = len(proposed) - len({json.dumps(point, sort_keys=True) for point in proposed})
     found, base = rows(sweep), json.loads((sweep / "settings.json").read_bytes())
     points = _points(found, base, axes, metric)
     about: Settings = {"study": "sweep", "command": command, "commit": runs.commit()}
     about |= {"machine": runs.machine(device), "versions": runs.versions(), "metric": metric}
     document = about | {"settings": base, "points": points, "rows": found}
     runs.write_text(sweep / "sweep.json", json.dumps(document, indent=1) + "\n")
-    text = _text(points, base, metric, command)
+    text = _text(points, base, metric, command, repeats)
     runs.write_text(sweep / "README.md", text)
     drawn = png(draw(points, axes, metric))
     runs.atomically(sweep / "sweep.png", lambda part: part.write_bytes(drawn))
@@ -186,7 +211,7 @@ def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _text(points: list[Settings], base: Settings, metric: str, command: str) -> str:
+def _text(points: list[Settings], base: Settings, metric: str, command: str, repeats: int) -> str:
     """Return the table with what is needed to read it."""
     columns = [k for k in SHOWN if any(k in point["scores"] for point in points)]
     columns = [k for k in columns if k not in ASKED or k == metric]
@@ -205,6 +230,8 @@ def _text(points: list[Settings], base: Settings, metric: str, command: str) -> 
     words[0] += f"scored with {base['samples']} samples each."
     if "training.epochs" not in keys:
         words[0] += f" Trainings of {base['training.epochs']:,} epochs."
+    if repeats:
+        words[0] += f" Proposals that repeat an earlier point, and were not trained: {repeats}."
     if best is not None:
         floor = best["scores"]["floor_mean"]
         words.append(

@@ -47,6 +47,9 @@ _WORK: dict[str, Callable[[Bench], bool]] = {
 STAGES = (*_WORK, "report")
 """The stages in their order: four trainings, answers, those of DPS, times, tables and figures."""
 
+Made = dict[str, list[str]]
+"""The ``commits`` and ``machines`` that a stage was run by."""
+
 FLAGS = ("epochs", "regression_epochs", "prior_epochs", "copies", "dps_images", "zeta")
 """What of a scale the command line sets."""
 
@@ -71,6 +74,7 @@ def reproduce(
     device: str = "auto",
     minutes: float = 0.0,
     compile: bool = False,
+    show: bool = False,
 ) -> str | None:
     """Run the study, or one stage of it.
 
@@ -83,6 +87,7 @@ def reproduce(
         device: Where to compute.
         minutes: Save and stop after so many minutes; 0 goes on to the end.
         compile: Whether to compile networks on a GPU.
+        show: Whether to say on stderr what is done, with bars.
 
     Returns:
         The tables as Markdown, or what was done; nothing where time ran out: call again to
@@ -95,7 +100,8 @@ def reproduce(
     work = [stage for stage in stages if stage in _WORK]
     if work:
         where = runs.pick_device(device)
-        bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile)
+        bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile, show)
+        bench.say(f"{'Phantoms' if bench.data.phantoms else 'Real slices'}, on {where}.")
     if not all(_work(bench, stage) for stage in work):
         return None
     if "report" not in stages:
@@ -137,7 +143,7 @@ def _free(name: str, there: Any, here: Any, done: set[str], stage: str) -> bool:
 
 def _agree(path: Path, noted: Mapping[str, Any], bench: Bench, stage: str) -> None:
     """Refuse a stage whose scale or slices are not those of what the folder holds."""
-    done, here = set(noted.get("commits", {})), asdict(bench.scale)
+    done, here = set(noted.get("made", {})), asdict(bench.scale)
     if done and noted["phantoms"] != bench.data.phantoms:
         if noted["phantoms"]:
             raise VspairError(f"{path} notes phantoms. Give no --data-dir and no VSPAIR_DATA.")
@@ -164,40 +170,45 @@ def _traces(bench: Bench) -> dict[Path, int]:
 
 
 def _work(bench: Bench, stage: str) -> bool:
-    """Run a stage and note its commit, unless there was nothing to do; return whether it ended."""
+    """Run a stage and note it, unless it wrote nothing; return whether it ended."""
     before, earlier = _traces(bench), _note(bench, stage)
-    done = _WORK[stage](bench)
-    if earlier and _traces(bench) == before:
-        _note(bench, stage, earlier)
-    return done
+    bench.say(f"{stage}:")
+    try:
+        return _WORK[stage](bench)
+    finally:
+        if _traces(bench) == before:
+            _note(bench, stage, back_to=earlier)
 
 
-def _note(bench: Bench, stage: str, made: list[str] | None = None) -> list[str]:
-    """Write down beside the answers what they are made with, and the commits of each stage.
+def _note(bench: Bench, stage: str, back_to: Made | None = None) -> Made:
+    """Write down beside the answers what they are made with, and by which commits of each stage.
 
     Arguments:
         bench: Scale and slices.
         stage: What is run.
-        made: The commits of the stage; those that are noted and this one where not given.
+        back_to: What was noted of the stage before; this commit and machine are added to what
+            is noted where not given.
 
     Returns:
-        The commits that were noted for the stage.
+        What was noted of the stage: ``commits`` and ``machines``, empty where it never wrote.
     """
     runs.make_folder(bench.answers)
-    path = bench.answers / "about.json"
+    path, here = bench.answers / "about.json", asdict(bench.scale)
     with alone(bench.answers):
-        commits: dict[str, list[str]] = {}
+        made: dict[str, Made] = {}
         if path.is_file():
             noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             _agree(path, noted, bench, stage)
-            commits = noted.get("commits", {})
-        earlier = commits.get(stage, [])
-        commits[stage] = made or sorted({*earlier, runs.commit()})
+            made = noted.get("made", {})
+        earlier = made.pop(stage, {})
+        new = {"commits": runs.commit(), "machines": runs.machine(bench.device)}
+        added = {kind: sorted({*earlier.get(kind, []), name}) for kind, name in new.items()}
+        if entry := added if back_to is None else back_to:
+            made[stage] = entry
         about = bench.data.shown | {
-            "scale": asdict(bench.scale),
+            "scale": here,
             "paper_scale": bench.scale == Scale() and not bench.data.phantoms,
-            "machine": runs.machine(bench.device),
-            "commits": commits,
+            "made": made,
         }
         runs.write_text(path, json.dumps(about, indent=1) + "\n")
     return earlier
@@ -216,14 +227,17 @@ def report(out: Path, answers: Path) -> str:
     found, left = gather(answers)
     about: dict[str, Any] = json.loads((answers / "about.json").read_text(encoding="utf-8"))
     noise, command = about["scale"]["noise"], _command(about["scale"], about["phantoms"])
-    commits = {commit for part in about.get("commits", {}).values() for commit in part}
+    commits, machines = (
+        ", ".join(sorted({name for part in about["made"].values() for name in part[kind]}))
+        for kind in ("commits", "machines")
+    )
     rows = collect(found, noise)
     runs.make_folder(out)
-    made = {"commit": ", ".join(sorted(commits)), "machine": about["machine"]}
+    made = {"commit": commits, "machine": machines}
     scale = about | {"left_out": left}
     write_summary(out / "summary.json", "ct", command, scale, rows, made=made)
     figures = illustrate(numbers(found, error_by_noise(found, noise)), out)
-    head = describe(about["machine"], command, sorted(commits))
+    head = describe(machines, command, commits.split(", "))
     tables = text(found, rows, about, head, left)
     tables += f"\n## Figures\n\n{figures}\n"
     runs.write_text(out / "README.md", tables)

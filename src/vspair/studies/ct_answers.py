@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from vspair import runs
 from vspair.acceleration import compiled
-from vspair.baselines.diffusion import dps
+from vspair.baselines.diffusion import Prior, dps
 from vspair.baselines.fbp import Fbp
 from vspair.baselines.tv import TvResult, tv_admm
 from vspair.errors import VspairError
@@ -51,6 +51,7 @@ __all__ = [
     "answer_dps",
     "choose_weights",
     "digest",
+    "in_layout",
     "keep",
     "known",
     "methods",
@@ -295,6 +296,7 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
     post = codes(model, data.test.y)
     row = code_row(post, generator) | overfitting(model, parts, bench.scale.samples)
     row |= {"parameters": float(model.n_parameters), "width": float(model.width)}
+    row["noise"] = float((model.width * model.x_normaliser.std).mean())
     rows = shown(bench)
     rows = rows[torch.linspace(0, len(rows) - 1, WALKED).round().long()]
     dims = leading(post, rows)
@@ -370,6 +372,11 @@ def zeta_here(zeta: float) -> float:
     return zeta / GEOMETRY.pixel
 
 
+def in_layout(prior: Prior) -> Prior:
+    """Lay a prior out as it was trained, channels last: its convolutions then need no copies."""
+    return prior.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def answer_dps(bench: Bench) -> bool:
     """Keep the answers of DPS to the slices that are shown; return whether that is done."""
     scale, rows = bench.scale, shown(bench)
@@ -383,8 +390,7 @@ def answer_dps(bench: Bench) -> bool:
     if known(bench.answers / "dps.npz", key):
         return True
 
-    # Channels last, as it was trained: convolutions need no copies.
-    prior.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    in_layout(prior)
 
     def block(part: Tensor) -> dict[str, Tensor]:
         drawn = dps(

@@ -1,7 +1,7 @@
 """The numbers behind the figures of section 4.3, and where they are kept.
 
-``report.ct`` draws from the saved numbers alone: arrays by group and name, float32 but for
-indices. A group, or a method in it, whose stage was not run is not there.
+``report.ct`` draws from the saved numbers alone: arrays by group and name, images
+in float16. A group, or a method in it, whose stage was not run is not there.
 
 ``comparison``
     Up to 7 test slices: ``noise`` (7,), rising, in per cent; ``sinogram`` (7, 248, 128);
@@ -21,7 +21,8 @@ indices. A group, or a method in it, whose stage was not run is not there.
 ``hallucination``
     Up to 4 test slices: ``truth``, ``vspair``, ``vspair_excess``, ``dps``, ``dps_excess``, each
     (4, 88, 88); the excess is ``max(abs(estimate - truth) - 2 std, 0)``. The estimates are
-    means of samples, vsPAIR's those of the calibrated preset where it is there.
+    means of samples, vsPAIR's those of the calibrated preset where it is there, whose deviation
+    has the decoder's noise in it, which is learned.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import torch
 from vspair.report import ct as report
 from vspair.report.plots import load_numbers, save_numbers
 from vspair.studies.ct_answers import Groups
-from vspair.studies.ct_measures import excess
+from vspair.studies.ct_measures import excess, with_noise
 from vspair.studies.ct_training import PRESETS
 
 __all__ = ["FILE", "illustrate", "numbers", "redraw"]
@@ -79,9 +80,11 @@ def _hallucination(answers: Mapping[str, Groups]) -> dict[str, Any]:
     methods |= {"dps": "dps"} if "dps" in answers else {}
     found: dict[str, Any] = {}
     for name, method in methods.items():
-        part = answers[method]["shown"]
-        estimate, std = (torch.from_numpy(part[k][columns]) for k in ("estimate", "std"))
-        beyond = excess(estimate, std, torch.from_numpy(truth))
+        part = answers[method]
+        estimate, std = (torch.from_numpy(part["shown"][k]) for k in ("estimate", "std"))
+        reported = with_noise(part) if method == "vspair_calibrated" else std
+        estimate = estimate[columns]
+        beyond = excess(estimate, reported[columns], torch.from_numpy(truth))
         found |= {name: estimate.numpy(), f"{name}_excess": beyond.numpy()}
     return {"truth": truth} | found if found else {}
 

@@ -104,6 +104,19 @@ def wider(
     }
 
 
+def with_noise(answer: Mapping[str, Mapping[str, Any]]) -> Tensor:
+    """Return the deviation of what is shown, with the decoder's noise where that is learned.
+
+    Arguments:
+        answer: What a stage kept of a method that samples.
+
+    Returns:
+        With shape (n, R, C).
+    """
+    std = torch.from_numpy(answer["shown"]["std"])
+    return (std.square() + float(answer["row"].get("noise", 0.0)) ** 2).sqrt()
+
+
 # -- vsPAIR ---------------------------------------------------------------------------------
 
 

@@ -121,6 +121,7 @@ def reproduce(
     lanes: int = 1,
     keep: bool = False,
     compile: bool = False,
+    show: bool = False,
 ) -> str | None:
     """Run both studies, or one stage.
 
@@ -137,6 +138,7 @@ def reproduce(
         lanes: Trainings side by side.
         keep: Whether to keep the weights of trainings that are answered.
         compile: Whether to compile the networks on a GPU.
+        show: Whether to say on stderr what is done, with bars.
 
     Returns:
         The tables as Markdown, or what was done; nothing where time ran out: call again to
@@ -150,7 +152,8 @@ def reproduce(
     if only == "report":
         return report(out, folder / "answers")
     where = runs.pick_device(device)
-    bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile)
+    bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile, show)
+    bench.say(f"{'Phantoms' if bench.data.phantoms else 'Real slices'}, on {where}.")
     names = [only] if only else list(STUDIES)
     points = list(dict.fromkeys(p for name in names for p in STUDIES[name].values()))
     settings = _settings(bench)
@@ -324,13 +327,14 @@ def _finish(
 ) -> bool:
     """Train some points side by side and answer them; return whether there was the time."""
     trainers = [_trainer(bench, point) for point in group]
+    bench.say(f"{' and '.join(point.label for point in group)}:")
     work = list(zip(group, trainers, strict=True))
     for trainer in trainers:
         trainer.write_end = keep
     if all(trainer.finished for trainer in trainers):
         needed = 0.0  # or a time too short to answer in would never answer
     try:
-        if not train_together(trainers, bench.deadline):
+        if not train_together(trainers, bench.deadline, bench.show):
             for trainer in trainers:
                 trainer.save()
             return False

@@ -13,7 +13,7 @@ import torch
 from vspair.errors import VspairError
 from vspair.studies.ct_answers import WEIGHTS, Groups, read
 from vspair.studies.ct_data import bin_of, edges
-from vspair.studies.ct_measures import excess, judge
+from vspair.studies.ct_measures import excess, judge, with_noise
 from vspair.studies.results import Row, markdown
 
 __all__ = [
@@ -140,6 +140,9 @@ def _on_shown(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
         beyond = excess(estimate, torch.from_numpy(part["std"]), truth).double()
         row["shown_beyond"] = float((beyond > 0).double().mean())
         row["shown_excess"] = float(beyond.mean())
+    if name == "vspair_calibrated":
+        beyond = excess(estimate, with_noise(answers[name]), truth)
+        row["shown_beyond_with_noise"] = float((beyond > 0).double().mean())
     return row
 
 
@@ -158,20 +161,28 @@ def _values(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
 def _binned(answers: Mapping[str, Groups], name: str, noise: float) -> dict[str, list[float]]:
     """Return the means of a method's measures in each bin of the noise, and how many slices.
 
-    An empty bin has NaN.
+    Those that begin with ``shown_`` are over the slices that DPS answers too. An empty bin has
+    NaN.
     """
-    image, level = answers[name]["image"], answers["test"]["test"]["level"]
+    image, test = answers[name]["image"], answers["test"]
+    level, seen = test["test"]["level"], test["shown"]
     index = image.get("index", np.arange(len(level)))
-    bins = bin_of(torch.from_numpy(level[index]), noise).numpy()
-    places = [bins == b for b in range(len(edges(noise)) - 1)]
-    found = {
-        metric: [
-            float(image[metric][inside].mean(dtype=np.float64)) if inside.any() else np.nan
-            for inside in places
-        ]
-        for metric in _BY_NOISE
-    }
-    return found | {"slices": [float(inside.sum()) or np.nan for inside in places]}
+    shown = answers[name]["shown"]["estimate"], seen["truth"]
+    own = judge(*(torch.from_numpy(images) for images in shown))
+    found: dict[str, list[float]] = {}
+    for head, which, values in (
+        ("", index, {metric: image[metric] for metric in _BY_NOISE}),
+        ("shown_", seen["index"], {"mse": own["mse"].numpy()}),
+    ):
+        bins = bin_of(torch.from_numpy(level[which]), noise).numpy()
+        places = [bins == b for b in range(len(edges(noise)) - 1)]
+        found[f"{head}slices"] = [float(inside.sum()) or np.nan for inside in places]
+        for metric, each in values.items():
+            found[f"{head}{metric}"] = [
+                float(each[inside].mean(dtype=np.float64)) if inside.any() else np.nan
+                for inside in places
+            ]
+    return found
 
 
 def collect(answers: Mapping[str, Groups], noise: float) -> list[Row]:
@@ -240,7 +251,7 @@ def _comparison(rows: list[Row]) -> str:
             continue
         lines += [[_label(name), *(_cell(m, found.get((*own, m))) for m in COMPARED)]]
         if own[1] == "calibrated":  # whose noise is learned; the paper's preset draws none
-            noisy = {m: found.get((*own, f"{m}_with_noise")) for m in ("crps", "coverage_90")}
+            noisy = {m: found.get((*own, f"{m}_with_noise")) for m in COMPARED}
             lines += [["the same with its noise", *(_cell(m, noisy.get(m)) for m in COMPARED)]]
     return grid(["", *COMPARED.values()], lines)
 
@@ -252,16 +263,16 @@ def by_noise(rows: list[Row], metric: str) -> str:
 
     Arguments:
         rows: What :func:`collect` returned.
-        metric: ``mse``, ``psnr`` or ``ssim``.
+        metric: ``mse``, ``psnr``, ``ssim``, or ``shown_mse`` over DPS's slices.
     """
     rows = [r for r in rows if r.condition]
     bins = list(dict.fromkeys(r.condition for r in rows))
     bins.sort(key=lambda words: float(words.split()[1].split("-")[0]))
     found = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == metric}
     names = [n for n, own in NAMES.items() if any((*own, b) in found for b in bins)]
-    pick = min if metric == "mse" else max
-    lines = []
-    counts = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == "slices"}
+    pick = min if metric.endswith("mse") else max
+    lines, how_many = [], "shown_slices" if metric.startswith("shown_") else "slices"
+    counts = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == how_many}
     most = {b: max(v for (_, _, c), v in counts.items() if c == b) for b in bins}
     whole = {own: v for own, v in found.items() if counts[own] == most[own[2]]}
     best = {b: pick(v for (_, _, c), v in whole.items() if c == b) for b in bins}
@@ -387,6 +398,8 @@ def text(
     parts_of += [_BOLD]
     for metric, words in _BY_NOISE.items():
         parts_of += [f"### {words} by noise level", by_noise(rows, metric)]
+    if "dps" in answers:
+        parts_of += ["### MSE by noise level, on DPS's slices", by_noise(rows, "shown_mse")]
     ours = [r for r in rows if r.model == "vsPAIR" and not r.condition]
     for title, metrics in TABLES.items() if ours else ():
         parts_of += [f"## {title}", markdown(ours, metrics)]

@@ -8,6 +8,7 @@ the validation patients; the prior in one.
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -74,6 +75,7 @@ class Bench:
         device: Where to compute.
         deadline: Save and stop at this time of ``time.monotonic``.
         compile: Whether to compile networks on a GPU.
+        show: Whether to say what is done and show how far it is.
     """
 
     scale: Scale
@@ -82,6 +84,13 @@ class Bench:
     device: torch.device
     deadline: float | None = None
     compile: bool = False
+    show: bool = False
+
+    def say(self, text: str) -> None:
+        """Say what is done, if that is wanted."""
+        if self.show:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     @property
     def answers(self) -> Path:
@@ -161,7 +170,7 @@ def vspair_trainer(
 def train_preset(bench: Bench, preset: str) -> bool:
     """Train a preset into its run folder; return whether it is trained to its end."""
     trainer = vspair_trainer(bench, preset, bench.folder / preset)
-    return trainer.finished or train_together([trainer], bench.deadline)
+    return trainer.finished or train_together([trainer], bench.deadline, bench.show)
 
 
 def load_vspair(bench: Bench, preset: str) -> InverseModel | None:
@@ -238,7 +247,7 @@ def train_regression_in_time(bench: Bench) -> bool:
         model = train_regression(
             guess, data.train.x, plan, widths=bench.widths, held=(held, data.validation.x),
             folder=folder, device=str(bench.device), deadline=bench.deadline,
-            compile=bench.compiles,
+            compile=bench.compiles, show=bench.show,
         )  # fmt: skip
         if model.epochs < plan.epochs:
             return model
@@ -274,6 +283,7 @@ def train_prior_in_time(bench: Bench) -> bool:
         return train_prior(
             data.train.x, plan, widths=bench.widths, held=data.validation.x, folder=folder,
             device=str(bench.device), deadline=bench.deadline, compile=bench.compiles,
+            show=bench.show,
         )  # fmt: skip
 
     epochs, slices = bench.epochs(bench.scale.prior_epochs), (data.train.x, data.train.x)

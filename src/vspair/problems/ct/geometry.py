@@ -25,14 +25,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vspair.errors import VspairError
 
-__all__ = ["LODOPAB_PIXEL", "Geometry", "Lines"]
+__all__ = ["LODOPAB_PIXEL", "Geometry", "Lines", "check_tensor"]
 
 LODOPAB_PIXEL = 0.26 / 362
 """The side of a pixel of LoDoPaB-CT, in metres: 362 of them on 26 cm."""
@@ -56,9 +58,37 @@ class Lines(NamedTuple):
     steep: Tensor
 
 
-def _check_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _whole(name: str, value: Any) -> int:
+    """Return a size as Python's own integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise VspairError(f"{name} = {value}: expected a whole number above 0.")
+    return int(value)
+
+
+def _shape(value: Any) -> tuple[int, int]:
+    """Return the image's rows and columns."""
+    sides = tuple(value) if isinstance(value, tuple | list | np.ndarray) else ()
+    if len(sides) != 2:
+        raise VspairError(f"shape = {value}: expected (rows, columns).")
+    return _whole("shape", sides[0]), _whole("shape", sides[1])
+
+
+def _angles(value: Any) -> int | tuple[float, ...]:
+    """Return a number of angles, or the angles themselves."""
+    if isinstance(value, Integral):
+        return _whole("angles", value)
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError):  # lists within lists, of different lengths
+        array = np.empty(0)
+    finite = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
+    if array.ndim != 1 or not array.size or not finite:
+        shown = f"an array of shape {array.shape}" if array.ndim > 1 else value
+        raise VspairError(
+            f"angles = {shown}: expected a whole number of angles, or at least one finite angle "
+            "in radians, in a list or a one-dimensional array."
+        )
+    return tuple(array.astype(np.float64).tolist())
 
 
 @dataclass(frozen=True)
@@ -71,7 +101,8 @@ class Geometry:
 
     Arguments:
         shape: The image's rows and columns.
-        angles: How many angles, or the angles themselves, in radians.
+        angles: How many angles, or the angles themselves, in radians; a list, an array or a
+            tensor of them is kept as a tuple.
         detectors: The number of detector pixels.
         pixel: The side of a pixel; the default is in metres. Sinograms are in this unit times
             that of the image.
@@ -92,24 +123,12 @@ class Geometry:
     spacing: float | None = None
 
     def __post_init__(self) -> None:
-        if len(self.shape) != 2:
-            raise VspairError(f"shape = {self.shape}: expected (rows, columns).")
-        for side in self.shape:
-            _check_whole("shape", side)
-        _check_whole("detectors", self.detectors)
-        self._check_angles()
+        object.__setattr__(self, "shape", _shape(self.shape))
+        object.__setattr__(self, "angles", _angles(self.angles))
+        object.__setattr__(self, "detectors", _whole("detectors", self.detectors))
         for name, value in (("pixel", self.pixel), ("spacing", self.detector_spacing)):
             if not 0 < value < math.inf:
                 raise VspairError(f"{name} = {value}: expected a finite length above 0.")
-
-    def _check_angles(self) -> None:
-        if isinstance(self.angles, int):
-            _check_whole("angles", self.angles)
-        elif not self.angles or not all(math.isfinite(angle) for angle in self.angles):
-            raise VspairError(
-                f"angles = {self.angles}: expected a number of angles, or at least one finite "
-                "angle in radians."
-            )
 
     @classmethod
     def lodopab(cls) -> Geometry:
@@ -166,3 +185,33 @@ class Geometry:
         """Return the sizes in words."""
         (rows, columns), (angles, detectors) = self.shape, self.sinogram_shape
         return f"{rows}x{columns} image, {angles} angles, {detectors} detector pixels"
+
+
+def check_tensor(x: Any, shape: tuple[int, int], name: str, what: str, geometry: Geometry) -> None:
+    """Refuse what is no real tensor of a shape that ends with the one given.
+
+    Arguments:
+        x: What was given.
+        shape: The last two dimensions that the geometry asks for.
+        name: What the argument is called.
+        what: What it holds, in words.
+        geometry: The geometry, for the message.
+    """
+    if not isinstance(x, Tensor):
+        raise VspairError(
+            f"{name} is of type {type(x).__name__}: expected a tensor of {what}. Make one of an "
+            f"array with torch.from_numpy({name})."
+        )
+    fits, real = tuple(x.shape[-2:]) == shape, x.is_floating_point()
+    if fits and real:
+        return
+    rows, columns = shape
+    advice = ""
+    if not fits and tuple(x.shape[-2:]) == (columns, rows):
+        advice += " Its last two dimensions are swapped: transpose it."
+    if not real:
+        advice += " Convert it to float32."
+    raise VspairError(
+        f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}: expected real {what} of shape "
+        f"(*, {rows}, {columns}), those of this geometry ({geometry.describe()}).{advice}"
+    )

@@ -49,6 +49,11 @@ def coarsen(x: Tensor, factor: int = 4, size: int = 88) -> Tensor:
     """
     if factor < 1 or size < 1:
         raise VspairError(f"factor = {factor}, size = {size}: expected at least 1.")
+    if not isinstance(x, Tensor):
+        raise VspairError(
+            f"x is of type {type(x).__name__}: expected a tensor of images. Make one of an array "
+            "with torch.from_numpy(x)."
+        )
     side = factor * size
     if x.ndim < 2 or min(x.shape[-2:]) < side or not x.is_floating_point():
         raise VspairError(

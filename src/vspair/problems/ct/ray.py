@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 from vspair.problems.ct.gather import Gather
-from vspair.problems.ct.geometry import Geometry, Lines
+from vspair.problems.ct.geometry import Geometry, Lines, check_tensor
 
 __all__ = ["RayTransform"]
 
@@ -58,12 +58,12 @@ class RayTransform:
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sinograms, with shape (*, A, D), of images with shape (*, R, C)."""
-        _check(x, self.geometry.shape, "x", "images", self.geometry)
+        check_tensor(x, self.geometry.shape, "x", "images", self.geometry)
         return _Apply.apply(x, self, False)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Return the adjoint, with shape (*, R, C), of sinograms with shape (*, A, D)."""
-        _check(y, self.geometry.sinogram_shape, "y", "sinograms", self.geometry)
+        check_tensor(y, self.geometry.sinogram_shape, "y", "sinograms", self.geometry)
         return _Apply.apply(y, self, True)
 
     def nbytes(self, dtype: torch.dtype = torch.float32) -> int:
@@ -76,39 +76,42 @@ class RayTransform:
         if self.method == "matrix" and not fits:
             raise VspairError(
                 f"The matrices of this geometry ({self.geometry.describe()}) need up to "
-                f"{_gigabytes(self.nbytes(dtype))} in {str(dtype).removeprefix('torch.')}, more "
-                f"than memory = {_gigabytes(self.memory)}. Use method='free', which needs no "
+                f"{_size(self.nbytes(dtype))} in {str(dtype).removeprefix('torch.')}, more "
+                f"than memory = {_size(self.memory)}. Use method='free', which needs no "
                 "matrix, or raise memory where the device has it."
             )
         return fits and self.method != "free"
 
     def _apply(self, x: Tensor, adjoint: bool) -> Tensor:
         shape = self.geometry.shape if adjoint else self.geometry.sinogram_shape
-        work = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        flat = work.reshape(-1, x.shape[-2] * x.shape[-1])
-        if not len(flat):
+        if not x.numel():
             return x.new_empty(*x.shape[:-2], *shape)
-        operator = self._adjoint if adjoint else self._forward
+        dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+        operator, keep = self._adjoint if adjoint else self._forward, self.keeps(dtype)
         try:
-            result = operator(flat.T, keep=self.keeps(work.dtype))
+            flat = x.to(dtype).reshape(-1, x.shape[-2] * x.shape[-1])
+            result = operator(flat.T, keep=keep)
+            return result.T.reshape(*x.shape[:-2], *shape).to(x.dtype)
         except (MemoryError, torch.OutOfMemoryError):
-            raise VspairError(self._exhausted(work)) from None
+            raise VspairError(self._exhausted(x, dtype)) from None
         except RuntimeError as error:
             if "allocate memory" not in str(error):
                 raise
-            raise VspairError(self._exhausted(work)) from None
-        return result.T.reshape(*x.shape[:-2], *shape).to(x.dtype)
+            raise VspairError(self._exhausted(x, dtype)) from None
 
-    def _exhausted(self, x: Tensor) -> str:
-        batch = math.prod(x.shape[:-2])
-        if self.keeps(x.dtype):
-            need = f"its matrices need up to {_gigabytes(self.nbytes(x.dtype))}"
-            advice = "Use method='free', which needs no matrix, or a smaller batch."
-        else:
-            need, advice = "without a matrix", "Use a smaller batch."
+    def _exhausted(self, x: Tensor, dtype: torch.dtype) -> str:
+        batch, matrices = math.prod(x.shape[:-2]), self.nbytes(dtype) * self.keeps(dtype)
+        # Images and sinograms are there twice: batch first, as given, and batch last.
+        pair = math.prod(self.geometry.shape) + math.prod(self.geometry.sinogram_shape)
+        arrays = 2 * batch * pair * dtype.itemsize
+        need = f"its images and sinograms need about {_size(arrays)}"
+        need += f", and the matrices up to {_size(matrices)}" if matrices else ""
+        ways = ["smaller batches"] if batch > 1 else []
+        ways += ["method='free', which needs no matrix"] if matrices > arrays else []
         return (
             f"{x.device} has not enough memory for a batch of {batch} in this geometry "
-            f"({self.geometry.describe()}; {need}). {advice}"
+            f"({self.geometry.describe()}): {need}. "
+            f"Use {', or '.join(ways) or 'a smaller geometry, or a device with more memory'}."
         )
 
 
@@ -125,21 +128,11 @@ class _Apply(torch.autograd.Function):
         return _Apply.apply(grad[0], ctx.transform, not ctx.adjoint), None, None
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"
-
-
-def _check(x: Tensor, shape: tuple[int, int], name: str, what: str, geometry: Geometry) -> None:
-    if tuple(x.shape[-2:]) == shape and x.is_floating_point():
-        return
-    rows, columns = shape
-    hint = ""
-    if x.ndim >= 2 and tuple(x.shape[-2:]) == (columns, rows):
-        hint = " Its last two dimensions are swapped: transpose it."
-    raise VspairError(
-        f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}: expected real {what} of shape "
-        f"(*, {rows}, {columns}), those of this geometry ({geometry.describe()}).{hint}"
-    )
+def _size(count: float) -> str:
+    """Return a number of bytes in words."""
+    units = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
+    unit = next((u for u in units if count >= u), 1e3)
+    return f"{count / unit:.3g} {units[unit]}"
 
 
 def _to(lines: Lines, device: torch.device) -> Lines:
