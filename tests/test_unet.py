@@ -6,6 +6,7 @@ import json
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,27 @@ def test_a_prior_is_trained_saved_and_continued(tmp_path: Path) -> None:
     (part / "metrics.jsonl").unlink()
     with pytest.raises(VspairError, match=r"lacks lines of metrics\.jsonl"):
         train_prior(x, plan, folder=part, **TINY)
+
+
+def test_the_best_average_is_kept(tmp_path: Path) -> None:
+    """Held-out images are dark discs, which a prior of bright ones unlearns."""
+    x, held = discs(), 13 - discs()[:20]
+    plan = Plan(6, 16, 0.01, 0.3, keep="best")
+    prior = train_prior(x, plan, held=held, folder=tmp_path / "whole", **TINY)
+    found = [row["held"] for row in rows(tmp_path / "whole")]
+    assert found.index(min(found)) == 2
+    generator, z = Generator().manual_seed(0), prior.normaliser(held)
+    with torch.no_grad():
+        parts = [noise_loss(prior, prior.sde, p, generator) * len(p) for p in z.split(16)]
+    assert float(sum(parts)) / 20 == pytest.approx(min(found), rel=1e-5)
+    last = train_prior(x, replace(plan, keep="last"), held=held, **TINY)
+    assert not same(last, prior)
+    for epochs in (4, 6):  # the best is the third
+        how = replace(plan, epochs=epochs)
+        stopped = train_prior(x, how, held=held, folder=tmp_path / "part", **TINY)
+    assert same(stopped, prior)
+    with pytest.raises(VspairError, match="give held"):
+        train_prior(x, plan, **TINY)
 
 
 def test_a_training_stops_at_its_deadline_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -45,6 +45,8 @@ class Plan:
         average: The decay of the exponential average of the weights that is kept in the end, as
             Song et al. do; 0 keeps the last weights. The paper does not speak of it. Step k uses
             at most (1 + k) / (10 + k), so that the average forgets where it started.
+        keep: Whether the average that is kept is that of the ``last`` epoch or of the ``best``, by
+            the loss of held-out data.
         precision: What the convolutions compute in.
         seed: Fixes the first weights, the orders and the noise.
     """
@@ -53,6 +55,7 @@ class Plan:
     batch_size: int = 32
     learning_rate: float = 1e-4
     average: float = 0.999
+    keep: Literal["last", "best"] = "last"
     precision: Precision = "float32"
     seed: int = 0
 
@@ -138,6 +141,8 @@ class Training:
         if on_gpu:
             self.step = Captured(self._step, plan.batch_size, self.generator, self._mutable)
         self.rows: list[dict[str, Any]] = []
+        self.best: list[Tensor] = []
+        self.best_epoch = 0
         self.steps = math.ceil(len(data[0]) / plan.batch_size)
 
     def epoch(self) -> dict[str, Any]:
@@ -182,10 +187,27 @@ class Training:
 
     @torch.no_grad()
     def held(self, held: tuple[Tensor, ...]) -> float:
-        """Return the loss of held-out data, with the same noise each time."""
+        """Return the loss of held-out data by the average, with the same noise each time."""
         generator = Generator(self.device).manual_seed(self.plan.seed)
         parts = zip(*(t.to(self.device).split(self.plan.batch_size) for t in held), strict=True)
-        return sum(float(self.loss(p, generator)) * len(p[0]) for p in parts) / len(held[0])
+        with self._averaged():
+            total = sum(float(self.loss(p, generator)) * len(p[0]) for p in parts)
+        return total / len(held[0])
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Let the weights be their average for a while; where they lie does not change."""
+        now = [p.detach().clone() for p in self.parameters]
+        _fill(self.parameters, self.average)
+        try:
+            yield
+        finally:
+            _fill(self.parameters, now)
+
+    def judge(self) -> None:
+        """Remember the average of the last epoch if none was better."""
+        if self.plan.keep == "best" and self.rows[-1]["held"] <= min(r["held"] for r in self.rows):
+            self.best, self.best_epoch = [m.clone() for m in self.average], len(self.rows)
 
     def save(self) -> None:
         """Write all that is needed to go on."""
@@ -194,8 +216,9 @@ class Training:
         tensors: dict[str, Tensor] = {}
         for i, (p, mean) in enumerate(zip(self.parameters, self.average, strict=True)):
             tensors |= {f"weight.{i}": p, f"average.{i}": mean}
+            tensors |= {f"best.{i}": self.best[i]} if self.best else {}
             tensors |= {f"adam.{i}.{k}": v for k, v in self.optimiser.state[p].items()}
-        header = self.header | {"epoch": len(self.rows)}
+        header = self.header | {"epoch": len(self.rows), "best_epoch": self.best_epoch}
         write_tensors(self.folder / "checkpoint.safetensors", tensors, header)
 
     def resume(self) -> None:
@@ -214,26 +237,34 @@ class Training:
         for i, (p, mean) in enumerate(zip(self.parameters, self.average, strict=True)):
             p.data.copy_(tensors[f"weight.{i}"])
             mean.copy_(tensors[f"average.{i}"])
+            if header["best_epoch"]:
+                self.best.append(torch.empty_like(mean).copy_(tensors[f"best.{i}"]))
             state[i] = {"step": tensors[f"adam.{i}.step"]}
             for k in ("exp_avg", "exp_avg_sq"):
                 # The optimiser reads weights and moments side by side, in one memory format.
                 state[i][k] = torch.empty_like(p, device="cpu").copy_(tensors[f"adam.{i}.{k}"])
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        self.best_epoch = header["best_epoch"]
         self.rows = read_metrics(self.folder / "metrics.jsonl")[: header["epoch"]]
         if len(self.rows) != header["epoch"]:
             raise VspairError(f"{self.folder} lacks lines of metrics.jsonl: train anew.")
 
     def finish(self) -> None:
-        """Leave the average in the model, and write it."""
+        """Leave the average that is kept in the model, and write it."""
         self.save()
         self.model.epochs = len(self.rows)
-        for mean, parameter in zip(self.average, self.parameters, strict=True):
-            parameter.data.copy_(mean)
+        _fill(self.parameters, self.best or self.average)
         self.model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         if self.folder is not None:
-            header = self.header | {"epoch": len(self.rows)}
+            header = self.header | {"epoch": len(self.rows), "best_epoch": self.best_epoch}
             write_tensors(self.folder / "weights.safetensors", self.model.state_dict(), header)
             write_text(self.folder / "versions.json", json.dumps(versions(), indent=2) + "\n")
+
+
+def _fill(parameters: list[Tensor], values: list[Tensor]) -> None:
+    """Put values into parameters, where these are."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data.copy_(value)
 
 
 def train(
@@ -260,7 +291,7 @@ def train(
         data: Tensors with the same first dimension N, of which batches are given to the loss.
         plan: Epochs, batches, step size, averaging and seed.
         folder: Where to write weights, metrics and checkpoints; nothing is written without it.
-        held: Tensors as in data, whose loss is logged as ``held``.
+        held: Tensors as in data, whose loss is logged as ``held``; needed to keep the best.
         checkpoint_seconds: How long to train between two checkpoints, at least.
         deadline: Save and stop before an epoch that would likely end after this time of
             ``time.monotonic``; one is trained in any case.
@@ -271,6 +302,8 @@ def train(
         raise VspairError(
             f"data has lengths {[len(t) for t in data]}: expected the same for each, above 0."
         )
+    if plan.keep == "best" and held is None:
+        raise VspairError("keep = 'best' compares epochs by held-out data: give held.")
     path = None if folder is None else Path(folder)
     if path is not None:
         make_folder(path)
@@ -286,6 +319,7 @@ def train(
                 row |= {} if held is None else {"held": training.held(held)}
             now = time.monotonic()
             training.rows.append(row | {"seconds": round(now - start, 3)})
+            training.judge()
             bar.advance(row["epoch"], row)
             if path is not None:
                 lines = "".join(json.dumps(r) + "\n" for r in training.rows)

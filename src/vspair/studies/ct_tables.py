@@ -265,13 +265,14 @@ def by_noise(rows: list[Row], metric: str) -> str:
         rows: What :func:`collect` returned.
         metric: ``mse``, ``psnr``, ``ssim``, or ``shown_mse`` over DPS's slices.
     """
-    rows = [r for r in rows if r.condition]
+    how_many = "shown_slices" if metric.startswith("shown_") else "slices"
+    rows = [r for r in rows if r.condition and r.metric in (metric, how_many)]
     bins = list(dict.fromkeys(r.condition for r in rows))
     bins.sort(key=lambda words: float(words.split()[1].split("-")[0]))
     found = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == metric}
     names = [n for n, own in NAMES.items() if any((*own, b) in found for b in bins)]
     pick = min if metric.endswith("mse") else max
-    lines, how_many = [], "shown_slices" if metric.startswith("shown_") else "slices"
+    lines = []
     counts = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == how_many}
     most = {b: max(v for (_, _, c), v in counts.items() if c == b) for b in bins}
     whole = {own: v for own, v in found.items() if counts[own] == most[own[2]]}

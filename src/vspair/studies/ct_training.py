@@ -1,13 +1,11 @@
 """The trainings of the CT study: both presets of vsPAIR, the regression and the prior.
 
-Each can be stopped in time and goes on when it is called again. The regression is trained in parts
-of a few epochs, each of which continues the folder that the one before left and ends in a look at
-the validation patients; the prior in one.
+Each can be stopped in time and goes on when it is called again. All keep the weights that are best
+on the validation patients.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +49,6 @@ __all__ = [
 ]
 
 PRESETS = ("paper", "calibrated")
-
-PART = 40
-"""Epochs of the regression between two looks at the validation patients."""
 
 _TINY: dict[str, Any] = {
     "x_size": 16,
@@ -121,9 +116,8 @@ class Bench:
 
     def plan(self, epochs: int) -> Plan:
         """Return how a U-Net is trained here."""
-        return Plan(
-            epochs=epochs, precision="bfloat16" if self.device.type == "cuda" else "float32"
-        )
+        fast = self.device.type == "cuda"
+        return Plan(epochs=epochs, keep="best", precision="bfloat16" if fast else "float32")
 
 
 # -- vsPAIR ---------------------------------------------------------------------------------
@@ -207,29 +201,18 @@ def _reached(folder: Path, plan: Plan, data: tuple[Tensor, Tensor]) -> int:
     return int(header["epoch"])
 
 
-def _in_parts(
+def _in_time(
     bench: Bench,
     folder: Path,
-    epochs: int,
-    part: int,
+    planned: int,
     data: tuple[Tensor, Tensor],
     train: Callable[[Plan], Trainable],
 ) -> bool:
-    """Train a U-Net part by part; return whether all epochs are done.
-
-    Parts end at multiples of their epochs wherever a training was stopped, so that stops change
-    nothing.
-    """
-    done, needed = _reached(folder, bench.plan(epochs), data), 0.0
-    while done < epochs:
-        if bench.late(needed):
-            return False
-        start, end = time.monotonic(), min(done - done % part + part, epochs)
-        reached = train(bench.plan(end)).epochs
-        if reached < end:
-            return False
-        needed, done = (time.monotonic() - start) / (reached - done), reached
-    return True
+    """Train a U-Net, unless that is done or it is late; return whether all epochs are done."""
+    plan = bench.plan(bench.epochs(planned))
+    if _reached(folder, plan, data) == plan.epochs:
+        return True
+    return not bench.late() and train(plan).epochs == plan.epochs
 
 
 def first_guess(bench: Bench, y: Tensor) -> Tensor:
@@ -239,44 +222,22 @@ def first_guess(bench: Bench, y: Tensor) -> Tensor:
 
 
 def train_regression_in_time(bench: Bench) -> bool:
-    """Train the regression, keeping the best weights on the validation patients as well."""
+    """Train the regression, keeping what is best on the validation patients."""
     folder, data = bench.folder / "regression", bench.data
     guess, held = (first_guess(bench, part.y) for part in (data.train, data.validation))
 
     def train(plan: Plan) -> Trainable:
-        model = train_regression(
+        return train_regression(
             guess, data.train.x, plan, widths=bench.widths, held=(held, data.validation.x),
             folder=folder, device=str(bench.device), deadline=bench.deadline,
             compile=bench.compiles, show=bench.show,
         )  # fmt: skip
-        if model.epochs < plan.epochs:
-            return model
-        error = _error(model, held, data.validation.x)
-        if error < _best(folder):
-            runs.make_folder(folder / "best")
-            shutil.copy(folder / "weights.safetensors", folder / "best" / "weights.safetensors")
-            runs.write_text(folder / "best" / "error.txt", f"{error!r}\n")
-        return model
 
-    epochs, part = bench.epochs(bench.scale.regression_epochs), bench.epochs(PART)
-    return _in_parts(bench, folder, epochs, part, (guess, data.train.x), train)
-
-
-def _best(folder: Path) -> float:
-    path = folder / "best" / "error.txt"
-    return float(path.read_text()) if path.is_file() else float("inf")
-
-
-@torch.no_grad()
-def _error(model: Regression, guess: Tensor, x: Tensor) -> float:
-    device = next(model.parameters()).device
-    parts = zip(guess.split(128), x.split(128), strict=True)
-    total = sum(float((model(g.to(device)).cpu() - t).double().square().sum()) for g, t in parts)
-    return total / x.numel()
+    return _in_time(bench, folder, bench.scale.regression_epochs, (guess, data.train.x), train)
 
 
 def train_prior_in_time(bench: Bench) -> bool:
-    """Train the diffusion prior on the training slices."""
+    """Train the diffusion prior on the training slices, keeping what is best on validation."""
     folder, data = bench.folder / "prior", bench.data
 
     def train(plan: Plan) -> Trainable:
@@ -286,13 +247,13 @@ def train_prior_in_time(bench: Bench) -> bool:
             show=bench.show,
         )  # fmt: skip
 
-    epochs, slices = bench.epochs(bench.scale.prior_epochs), (data.train.x, data.train.x)
-    return _in_parts(bench, folder, epochs, epochs, slices, train)
+    slices = data.train.x, data.train.x
+    return _in_time(bench, folder, bench.scale.prior_epochs, slices, train)
 
 
 def load_regression(bench: Bench) -> Regression | None:
     """Return the regression of least error on the validation patients, where there is one."""
-    folder = bench.folder / "regression" / "best"
+    folder = bench.folder / "regression"
     if not (folder / "weights.safetensors").is_file():
         return None
     return Regression.load(folder, str(bench.device))
