@@ -145,21 +145,15 @@ def mnist(
         say(perturb(data, out, folder=runs, device=device))
         return
     if readings:
-        text = compare(
-            data, out, folder=runs, names=only, device=device, epochs=epochs or 14,
-            minutes=minutes,
-        )  # fmt: skip
-        told(text)
+        how: dict[str, Any] = {"device": device, "minutes": minutes, "epochs": epochs or 14}
+        told(compare(data, out, folder=runs, names=only, **how))
         return
     counts = {name: seeds if name == "vsPAIR" else 1 for name in NAMES}
     command = f"vspair reproduce mnist --seeds {seeds}"
     command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
     command += (f" --test {test}" if test < 6000 and not smoke else "") + " --unit" * unit
-    text = reproduce(
-        data, out, folder=runs, seeds=counts, device=device, epochs=epochs, minutes=minutes,
-        command=command,
-    )  # fmt: skip
-    told(text)
+    how = {"device": device, "minutes": minutes, "epochs": epochs, "command": command}
+    told(reproduce(data, out, folder=runs, seeds=counts, **how))
 
 
 @reproduce.command()

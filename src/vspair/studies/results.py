@@ -93,8 +93,12 @@ def _cell(row: Row | None) -> str:
     if row is None:
         return "-"
     spread = "" if row.spread is None else f" ± {row.spread:.2g}"
-    paper = "" if row.paper is None else f" (paper {row.paper:.4g})"
-    return f"{row.value:.4g}{spread}{paper}"
+    paper = "" if row.paper is None else f" (paper {_number(row.paper)})"
+    return f"{_number(row.value)}{spread}{paper}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e5 else f"{value:.4g}"
 
 
 def epochs_in_words(epochs: int | dict[str, int]) -> str:
