@@ -72,7 +72,7 @@ def row(bench: Bench, point: Point) -> dict[str, float]:
 def stopping(steps: int) -> Train:
     """Return a training that has time for so many steps."""
 
-    def train(trainers: list[Trainer], deadline: float | None = None) -> bool:
+    def train(trainers: list[Trainer], *_: Any) -> bool:
         clock = iter(range(1, 100))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(together, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -254,6 +254,15 @@ def test_checkpoints_are_removed_and_weights_where_they_are_not_kept(runs: Path)
     kept = {p.parent.name for p in runs.glob("*/weights.safetensors")}
     assert kept == {point.label for point in TRAINED}
     assert all((runs / point.label / "metrics.jsonl").is_file() for point in GAMMA)
+
+
+def test_an_answered_training_is_never_written(
+    data: CtData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Trainer] = []
+    monkeypatch.setattr(Trainer, "save", saved.append)
+    assert answer(at(tmp_path, data), GAMMA[0])
+    assert not saved
 
 
 def test_the_answer_is_that_of_the_weights(runs: Path, data: CtData) -> None:
