@@ -43,12 +43,17 @@ def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @devices
 @pytest.mark.usefixtures("exact_convolutions")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-@pytest.mark.parametrize("kind", ["PAIR", "sVAE", "vsPAIR"])
-def test_fast_training_gives_the_plain_weights(kind: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [("PAIR", "learned"), ("sVAE", "learned"), ("vsPAIR", "learned"), ("vsPAIR", "closed")],
+)
+def test_fast_training_gives_the_plain_weights(kind: str, width: str, device: str) -> None:
     """Compiled networks, and on a GPU captured steps: five steps and a smaller last batch."""
+    how = {"objective": {"width": width}}
     plain, fast = (
-        trainer(config(kind, compile=f, capture=f, learning_rate=1e-3), device)
+        trainer(
+            configs.override(config(kind, compile=f, capture=f, learning_rate=1e-3), how), device
+        )
         for f in (False, True)
     )
     rows = [t.train(show=False) for t in (plain, fast)]
@@ -60,7 +65,6 @@ def test_fast_training_gives_the_plain_weights(kind: str, device: str) -> None:
 
 
 @pytest.mark.usefixtures("exact_convolutions")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("kind", ["vPAIR", "vsPAIR"])
 @pytest.mark.parametrize(
     ("how", "device"),
