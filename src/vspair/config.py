@@ -328,6 +328,11 @@ def load(path: str | Path) -> Config:
 
 def shipped(name: str) -> Config:
     """Return a configuration that comes with the package, such as ``gaussian-paper``."""
+    files = (resources.files("vspair") / "configs").iterdir()
+    names = sorted(file.name.removesuffix(".toml") for file in files)
+    if name not in names:
+        known = ", ".join((*typing.get_args(PresetName), *names))
+        raise VspairError(f"preset = {name!r}: expected one of {known}.")
     with resources.as_file(resources.files("vspair") / "configs" / f"{name}.toml") as path:
         return load(path)
 

@@ -23,7 +23,6 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import resources
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -122,16 +121,6 @@ class Axis:
         return replace(self, values=tuple(kept))
 
 
-def _shipped(name: str) -> Config:
-    """Return a configuration that comes with the package."""
-    files = (resources.files("vspair") / "configs").iterdir()
-    names = sorted(file.name.removesuffix(".toml") for file in files)
-    if name not in names:
-        known = ", ".join((*get_args(PresetName), *names))
-        raise VspairError(f"preset = {name!r}: expected one of {known}.")
-    return configs.shipped(name)
-
-
 class Trial(NamedTuple):
     """One training: its run folder, its configuration, and where that differs from the base."""
 
@@ -186,7 +175,7 @@ class Sweep:
                 fitting.pop("objective", None)
             base = configs.override(configs.preset(cast(PresetName, base)), fitting)
         elif isinstance(base, str):
-            base = _shipped(base)
+            base = configs.shipped(base)
         if self.epochs:
             base = _changed(base, {"training.epochs": self.epochs})
         return replace(self, base=base, axes=tuple(axis.checked(base) for axis in self.axes))
