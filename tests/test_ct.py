@@ -436,8 +436,8 @@ def test_sizes_may_be_numpy_s() -> None:
         ({"detectors": -1}, "detectors = -1"),
         ({"detectors": 1.5}, "detectors = 1.5"),
         ({"pixel": 0.0}, "pixel = 0.0"),
-        ({"pixel": math.inf}, "pixel = inf"),
-        ({"spacing": -2.0}, "spacing = -2.0"),
+        ({"pixel": "1 mm"}, "pixel = '1 mm': expected a finite length"),
+        ({"spacing": math.inf}, "spacing = inf"),
     ],
 )
 def test_wrong_geometries_are_named(settings: dict[str, Any], words: str) -> None:

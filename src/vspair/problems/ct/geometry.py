@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,9 +126,12 @@ class Geometry:
         object.__setattr__(self, "shape", _shape(self.shape))
         object.__setattr__(self, "angles", _angles(self.angles))
         object.__setattr__(self, "detectors", _whole("detectors", self.detectors))
-        for name, value in (("pixel", self.pixel), ("spacing", self.detector_spacing)):
-            if not 0 < value < math.inf:
-                raise VspairError(f"{name} = {value}: expected a finite length above 0.")
+        for name, value in (("pixel", self.pixel), ("spacing", self.spacing)):
+            if value is None and name == "spacing":
+                continue
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not number or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+                raise VspairError(f"{name} = {value!r}: expected a finite length above 0.")
 
     @classmethod
     def lodopab(cls) -> Geometry:
