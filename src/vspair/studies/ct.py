@@ -87,7 +87,7 @@ def reproduce(
         device: Where to compute.
         minutes: Save and stop after so many minutes; 0 goes on to the end.
         compile: Whether to compile networks on a GPU.
-        show: Whether to say on stderr what is done, with bars.
+        show: Whether to say what is done, with bars.
 
     Returns:
         The tables as Markdown, or what was done; nothing where time ran out: call again to

@@ -138,7 +138,7 @@ def reproduce(
         lanes: Trainings side by side.
         keep: Whether to keep the weights of trainings that are answered.
         compile: Whether to compile the networks on a GPU.
-        show: Whether to say on stderr what is done, with bars.
+        show: Whether to say what is done, with bars.
 
     Returns:
         The tables as Markdown, or what was done; nothing where time ran out: call again to
@@ -336,7 +336,8 @@ def _finish(
     try:
         if not train_together(trainers, bench.deadline, bench.show):
             for trainer in trainers:
-                trainer.save()
+                if trainer.finished and not trainer.write_end:
+                    trainer.save()  # the others are saved
             return False
     except VspairError as error:
         if bench.device.type == "cuda":
@@ -377,7 +378,8 @@ def _answer(
             left.pop(0)
     finally:
         for _, trainer in left:
-            trainer.save()
+            if not trainer.write_end:
+                trainer.save()
     return not left
 
 
