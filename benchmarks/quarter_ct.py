@@ -4,6 +4,9 @@ Slices are halved to 44x44 pixels and seen by 62 angles and 64 detector pixels; 
 eighth of the codes and half of the channels. Weights are chosen on held-out patients. Run it with
 
     python benchmarks/quarter_ct.py --data-dir D [--rate 1e-3] [--map-depth 0] [--width closed]
+
+With `--patients K --slices N` it is trained on N slices of the first K training patients: what
+patients are worth, and what slices are.
 """
 
 from __future__ import annotations
@@ -11,24 +14,27 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Generator
+from numpy.typing import NDArray
+from torch import Generator, Tensor
 
 from vspair import config as configs
 from vspair.baselines.fbp import Fbp
 from vspair.config import Config
 from vspair.fitting import prepare
 from vspair.model import InverseModel
-from vspair.problems.ct import CtPairs, CtProblem, Geometry
+from vspair.problems.ct import CtPairs, CtProblem
 from vspair.problems.lodopab import load_slices
 from vspair.runs import commit, machine
-from vspair.studies.ct_data import arrange, augment, split_patients
-from vspair.studies.ct_measures import judge_samples, wider
+from vspair.studies.ct_data import HALF, arrange, augment, split_patients
+from vspair.studies.ct_measures import codes, judge_samples, wider
+from vspair.studies.factors import code_row
 
-GEOMETRY = Geometry(shape=(44, 44), angles=62, detectors=64, pixel=2 / 44)
-PROBLEM = CtProblem(GEOMETRY, noise=0.1)
+PROBLEM = CtProblem(HALF, noise=0.1)
 NETWORK = {"kind": "conv", "width": 8, "depth": 2}
 SHOWN = ("mse", "mse_sample", "crps", "coverage_90", "coverage_90_with_noise")
 
@@ -40,11 +46,21 @@ def configuration(options: argparse.Namespace, share: float) -> Config:
     training = {"epochs": max(1, options.epochs // options.copies), "validation": share}
     more = {"validate_every": 1, "precision": "bfloat16", "learning_rate": options.rate}
     if options.preset == "paper":
+        model = model | {"normalise": options.normalise}
         changes = {"objective": {"beta0": 9.0}, "model": model}
     else:
         objective = {"active": 170, "width": options.width}
         changes = {"objective": objective, "model": model | {"map_depth": options.map_depth}}
     return configs.override(base, changes | {"training": training | more})
+
+
+def chosen(patient: NDArray[Any], patients: int, slices: int) -> Tensor:
+    """Return the indices of some slices of the first patients, spread evenly over them."""
+    first = np.unique(patient)[: patients or None]
+    rows = torch.from_numpy(np.flatnonzero(np.isin(patient, first)))
+    if len(rows) < slices:
+        raise SystemExit(f"{len(first)} patients have {len(rows)} slices, not {slices}.")
+    return rows[torch.linspace(0, len(rows) - 1, slices or len(rows)).round().long()]
 
 
 @torch.no_grad()
@@ -69,21 +85,28 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--map-depth", type=int, default=0)
     parser.add_argument("--width", choices=("learned", "closed"), default="learned")
+    parser.add_argument("--normalise", choices=("none", "scalar"), default="none",
+                        help="of the preset paper")  # fmt: skip
+    parser.add_argument("--patients", type=int, default=0, help="to train on; 0 for all")
+    parser.add_argument("--slices", type=int, default=0, help="to train on; 0 for all")
     options = parser.parse_args()
     slices = load_slices(options.data_dir)
     rest, held = split_patients(slices.train.patient)
     halves = [F.avg_pool2d(p.x[:, None], 2)[:, 0] for p in (slices.train, slices.test)]
-    train = PROBLEM.pairs(augment(halves[0][rest], options.copies, Generator().manual_seed(3)), 0)
+    few = rest[chosen(slices.train.patient[rest], options.patients, options.slices)]
+    train = PROBLEM.pairs(augment(halves[0][few], options.copies, Generator().manual_seed(3)), 0)
     held_out, test = PROBLEM.pairs(halves[0][held], 1), PROBLEM.pairs(halves[1], 2)
     x, y, share = arrange(train, held_out, 0)
     trainer, start = prepare(x, y, configuration(options, share)), time.monotonic()
     trainer.train(show=True)
     took, model = time.monotonic() - start, trainer.model
-    window = (Fbp(GEOMETRY, window="hann")(test.y) - test.x).square().mean()
+    window = (Fbp(HALF, window="hann")(test.y) - test.x).square().mean()
+    found = code_row(codes(model, test.y), Generator().manual_seed(0))
     print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
     print(f"FBP with a Hann window has {float(window):.3g}")
     print(f"weights of epoch {trainer.state.best_epoch}, width {float(model.width):.3g}")
-    for who, part in (("held-out", held_out), ("test", test)):
+    print("codes of test patients:", ", ".join(f"{k} {v:.4g}" for k, v in found.items()))
+    for who, part in (("training", train), ("held-out", held_out), ("test", test)):
         words = [f"{name} {value:.3g}" for name, value in judged(model, part).items()]
         print(f"{who} patients: {', '.join(words)}")
 

@@ -1,4 +1,4 @@
-"""How appendix B's studies set rho and what they compile, at a scale of seconds."""
+"""How appendix B's studies are trained, on what and by what means, at a scale of seconds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from vspair.cli import app
-from vspair.objective import Objective
+from vspair.errors import VspairError
 from vspair.studies import ct_sweeps as study
-from vspair.studies.ct_data import CtData, draw
+from vspair.studies.ct_data import HALF, CtData, draw
 from vspair.studies.ct_sweeps import Point
 from vspair.studies.ct_training import Bench
 
@@ -30,39 +29,38 @@ def at(folder: Path, data: CtData) -> Bench:
     return Bench(FEW, data, folder, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("epochs", "rule"), [(0, "gradient"), (60, "closed"), (499, "closed"), (500, "gradient")]
-)
-def test_rho_is_in_closed_form_where_there_are_too_few_steps(
-    epochs: int, rule: str, data: CtData, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("epochs", [0, 60, 500])
+def test_rho_is_learned_as_in_the_paper(epochs: int, data: CtData, tmp_path: Path) -> None:
     bench = replace(at(tmp_path, data), scale=replace(FEW, epochs=epochs))
-    assert study._settings(bench)["objective.rho"] == rule
-    assert study._trainer(bench, Point()).config.objective.rho == rule
+    assert study._settings(bench)["objective.rho"] == "gradient"
+    trainer = study._trainer(bench, Point())
+    assert trainer.config.objective.rho == "gradient"
+    assert trainer.config.training.keep == "last"
+    assert trainer.config.training.epochs == (epochs or 500)
 
 
-@pytest.mark.parametrize("point", [Point(1, 1), Point(1, 64), Point(64, 2)])
-def test_rho_is_where_its_prior_and_the_gates_want_it(
-    point: Point, data: CtData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_half_the_resolution_is_a_study_of_its_own(
+    data: CtData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All training pairs are one batch, so an epoch is a step."""
-    gates, plain = list[float](), Objective._steer
-
-    def steer(objective: Objective, rho: nn.Parameter, omega: Tensor) -> None:
-        gates.append(float(omega.detach().double().sum(1).mean()))
-        plain(objective, rho, omega)
-
-    monkeypatch.setattr(Objective, "_steer", steer)
-    bench = at(tmp_path, data)
-    assert study._work(bench, [point], study._settings(bench), 1, False)
-    row = study.known(bench.answers)[point]["row"]
-    assert len(gates) == FEW.epochs
-    # The peak of rho^a (1 - rho)^b, with 16 gates that weigh lambda_1 gamma_x = 0.1 each.
-    a = 0.1 * gates[row["best_epoch"] - 1] + point.alpha0 - 1
-    b = 0.1 * (16 - gates[row["best_epoch"] - 1]) + point.beta0 - 1
-    assert row["rho"] == pytest.approx(a / (a + b), rel=1e-4)
-    if point != Point(1, 1):
-        assert abs(row["rho"] - 0.5) > 0.4
+    """Slices are averaged over 2x2 pixels, split and noisy as in the whole study."""
+    monkeypatch.delenv("VSPAIR_DATA", raising=False)
+    halved = draw(FEW, geometry=HALF)
+    assert tuple(halved.train.x.shape[1:]) == (44, 44)
+    assert tuple(halved.test.y.shape[1:]) == (62, 64)
+    for part in ("train", "validation", "test"):
+        whole = getattr(data, part).x
+        mean = whole.unflatten(2, (44, 2)).unflatten(1, (44, 2)).mean((2, 4))
+        torch.testing.assert_close(getattr(halved, part).x, mean)
+    assert halved.patients == data.patients
+    bench = at(tmp_path, halved)
+    assert study._work(bench, [Point(1, 1)], study._settings(bench), 1, False)
+    with pytest.raises(VspairError, match=r"geometry is 44x44 image, 62 angles.* there and 88"):
+        study.known(bench.answers, study._settings(at(tmp_path, data)))
+    text = study.report(tmp_path / "out", bench.answers)
+    assert "`vspair reproduce ct-sweeps --half --smoke`" in text
+    assert (
+        "averaged once more: 44x44 image, 62 angles, 64 detector pixels; the paper's: 88" in text
+    )
 
 
 def test_compiling_is_a_means(

@@ -247,7 +247,8 @@ def ct_sweeps(
     only: Annotated[str, typer.Option(help="prior, gamma or report.")] = "",
     epochs: Annotated[
         int, typer.Option(min=0, help="Of each training; 0 for the paper's 500.")
-    ] = 60,
+    ] = 0,
+    half: Annotated[bool, typer.Option("--half", help="Half the resolution, faster.")] = False,
     lanes: Annotated[int, typer.Option(min=1, max=16, help="Trainings side by side.")] = 1,
     minutes: Minutes = 0.0,
     device: Device = "auto",
@@ -257,16 +258,17 @@ def ct_sweeps(
     draw: Draw = False,
 ) -> None:
     """Appendix B: what alpha0, beta0 and gamma_x do to computed tomography."""
-    from vspair.studies.ct_sweeps import EPOCHS, SMOKE, Scale
+    from vspair.studies.ct_sweeps import SMOKE, Scale
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    out, runs = places(ct_name("ct-sweeps", draw or data_dir is not None, smoke), out, runs)
+    name = ct_name("ct-sweeps" + "-half" * half, draw or data_dir is not None, smoke)
+    out, runs = places(name, out, runs)
     if draw:
         drew(redraw(out))
         return
-    own_scale(smoke, {"epochs": epochs}, {"epochs": EPOCHS})
+    own_scale(smoke, {"epochs": epochs}, {"epochs": 0})
     how: dict[str, Any] = {"device": device, "minutes": minutes, "lanes": lanes, "keep": keep}
-    how |= {"compile": compile, "show": True}
+    how |= {"half": half, "compile": compile, "show": True}
     scale = SMOKE if smoke else Scale(epochs=epochs, copies=1)
     told(run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how))

@@ -37,6 +37,7 @@ from vspair.problems.lodopab import PAPER_TEST, PAPER_TRAIN, load_slices
 
 __all__ = [
     "GEOMETRY",
+    "HALF",
     "SMOKE",
     "CtData",
     "Scale",
@@ -52,6 +53,9 @@ __all__ = [
 
 GEOMETRY = Geometry(pixel=2 / 88)
 """Section 4.3's geometry, in half sides of the image."""
+
+HALF = Geometry(shape=(44, 44), angles=62, detectors=64, pixel=2 / 44)
+"""The same image in half the resolution, seen by a quarter of the angles."""
 
 HELD = 0.1
 """The largest share of the training slices that is held out; whole patients are."""
@@ -285,6 +289,11 @@ def augment(x: Tensor, copies: int, generator: Generator) -> Tensor:
     return torch.cat(parts)
 
 
+def _averaged(x: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return slices (N, R, C) with so many pixels, each the mean of those that it covers."""
+    return x if tuple(x.shape[1:]) == shape else F.adaptive_avg_pool2d(x[:, None], shape)[:, 0]
+
+
 def _observe(problem: CtProblem, x: Tensor, seed: int) -> tuple[CtPairs, Tensor]:
     """Return slices with noisy sinograms, and the noise in per cent of each range, (N,)."""
     generator = Generator().manual_seed(seed)
@@ -300,14 +309,18 @@ def _observe(problem: CtProblem, x: Tensor, seed: int) -> tuple[CtPairs, Tensor]
     return CtPairs(x, y, deviation), level
 
 
-def draw(scale: Scale, data_dir: str | Path | None = None) -> CtData:
+def draw(
+    scale: Scale, data_dir: str | Path | None = None, geometry: Geometry = GEOMETRY
+) -> CtData:
     """Return the pairs of the study; the same ones each time, on the CPU.
 
     Arguments:
         scale: How many slices, how noisy.
         data_dir: Where real slices are; see :func:`vspair.problems.lodopab.load_slices`.
+        geometry: How they are seen: :data:`GEOMETRY`, or one of fewer, larger pixels, over which
+            the slices are averaged.
     """
-    problem = CtProblem(GEOMETRY, noise=scale.noise)
+    problem = CtProblem(geometry, noise=scale.noise)
     slices = load_slices(data_dir, train=scale.train, test=scale.test)
     for part in (slices.train, slices.test):
         if tuple(part.x.shape[1:]) != GEOMETRY.shape:
@@ -315,14 +328,15 @@ def draw(scale: Scale, data_dir: str | Path | None = None) -> CtData:
                 f"The slices have shape {tuple(part.x.shape[1:])}: expected {GEOMETRY.shape}, "
                 f"those of the study's geometry ({GEOMETRY.describe()})."
             )
+    train_x, test_x = (_averaged(part.x, geometry.shape) for part in (slices.train, slices.test))
     rest, held = split_patients(slices.train.patient)
-    seen = augment(slices.train.x[rest], scale.copies, Generator().manual_seed(3))
+    seen = augment(train_x[rest], scale.copies, Generator().manual_seed(3))
     # Apart, so that copies change nothing of the pairs that they are copies of.
     parts = seen[: len(rest)], seen[len(rest) :]
     pairs = [_observe(problem, x, s)[0] for x, s in zip(parts, (0, 4), strict=True) if len(x)]
     train = CtPairs(*(torch.cat(t) for t in zip(*pairs, strict=True)))
-    validation, validation_level = _observe(problem, slices.train.x[held], seed=1)
-    test, test_level = _observe(problem, slices.test.x, seed=2)
+    validation, validation_level = _observe(problem, train_x[held], seed=1)
+    test, test_level = _observe(problem, test_x, seed=2)
     whose = (slices.train.patient[rest], slices.train.patient[held], slices.test.patient)
     patients = tuple(len(np.unique(p)) for p in whose)
     return CtData(

@@ -18,6 +18,7 @@ from vspair import runs
 from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
 from vspair.report.sweeps import Settings
+from vspair.studies.ct_data import GEOMETRY
 from vspair.studies.ct_tables import describe, grid, sources
 from vspair.studies.results import Row, write_summary
 
@@ -52,7 +53,7 @@ COLUMNS = {
     "mse": "MSE of the mean of samples",
     "crps": "CRPS",
     "coverage_90": "90 % covers",
-    "best_epoch": "epoch of the weights",
+    "best_epoch": "best epoch",
 }
 """What is shown over gamma_x."""
 
@@ -144,11 +145,13 @@ def _rows(studies: Mapping[str, Answers]) -> list[Row]:
     ]
 
 
-def _rho(settings: Settings) -> str:
-    """Say how rho is found."""
-    if settings["objective.rho"] == "closed":
-        return "rho is set to its closed form given the gates, as few steps would not move it"
-    return "rho is learned by gradient"
+def _scale(settings: Settings) -> str:
+    """Say what is smaller than in the paper."""
+    epochs, seen = settings["training.epochs"], settings["geometry"]
+    words = f"Each training has {epochs:,} epochs; the paper's have {PAPER_EPOCHS}."
+    if seen != GEOMETRY.describe():
+        words += f" Slices are averaged once more: {seen}; the paper's: {GEOMETRY.describe()}."
+    return words
 
 
 def _head(first: Settings, about: Settings, command: str) -> str:
@@ -162,16 +165,22 @@ def _head(first: Settings, about: Settings, command: str) -> str:
         "of whom no two parts share one. Codes of "
         f"{settings['model.x_size']:,} and {settings['model.y_size']:,} factors, lambda_1 = "
         f"{settings['objective.lambda_x']:g}, lambda_2 = {settings['objective.lambda_y']:g}, "
-        f"lambda_b = {settings['objective.lambda_binary']:g}; {_rho(settings)}. **Each training "
-        f"has {settings['training.epochs']:,} epochs; the paper's have {PAPER_EPOCHS}.** One "
-        "seed; the weights are those of the epoch that is best on the validation patients. All "
-        f"numbers are means over the test slices, with {settings['samples']} samples each."
+        f"lambda_b = {settings['objective.lambda_binary']:g}. **{_scale(settings)}** One "
+        "seed, the weights of the last epoch; `best epoch` has the best score on validation "
+        "patients. All numbers are means over the test slices, with "
+        f"{settings['samples']} samples each."
     )
 
 
 def _command(settings: Settings, phantoms: bool) -> str:
-    how = "--smoke" if settings["small"] else f"--epochs {settings['training.epochs']}"
-    return f"vspair reproduce ct-sweeps {how}" + ("" if phantoms else " --data-dir D")
+    epochs = settings["training.epochs"]
+    words = [] if phantoms else ["--data-dir D"]
+    words += ["--half"] if settings["geometry"] != GEOMETRY.describe() else []
+    if settings["small"]:
+        words.append("--smoke")
+    elif epochs != PAPER_EPOCHS:
+        words.append(f"--epochs {epochs}")
+    return " ".join(["vspair reproduce ct-sweeps", *words])
 
 
 def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path]) -> str:
