@@ -178,6 +178,15 @@ def test_a_stage_that_was_not_run_is_left_out(results: Path) -> None:
     assert not (results / "part" / "hallucination.png").exists()
 
 
+def test_numbers_of_parameters_are_exact(results: Path) -> None:
+    """Half a billion is beyond what 32 bits of a float count."""
+    for preset in PRESETS:
+        model = Run(results / "runs" / preset).load()
+        with np.load(results / "runs" / "answers" / f"vspair_{preset}.npz") as found:
+            assert found["row.parameters"].dtype == np.int64
+            assert found["row.parameters"] == model.n_parameters
+
+
 def test_it_writes_every_row(results: Path) -> None:
     summary = json.loads((results / "out" / "summary.json").read_text())
     found = {

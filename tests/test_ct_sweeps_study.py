@@ -432,7 +432,10 @@ def test_answers_of_different_settings_are_not_mixed(runs: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"row": {}}'])
+OLD = Point()._asdict() | {"settings": {}, "slices": {}, "machine": "m", "row": {}}  # no geometry
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"row": {}}', json.dumps(OLD)])
 def test_a_damaged_answer_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / f"{GAMMA[0].label}.json"
     path.write_text(text)

@@ -22,7 +22,7 @@ from vspair.metrics import central_interval, coverage
 from vspair.studies import ct as study
 from vspair.studies import ct_answers, ct_sweeps_tables, ct_tables
 from vspair.studies.ct_answers import read
-from vspair.studies.ct_data import CtData, draw
+from vspair.studies.ct_data import GEOMETRY, HALF, CtData, draw
 from vspair.studies.ct_measures import history, with_noise
 from vspair.studies.ct_training import Bench
 from vspair.studies.results import Row
@@ -100,16 +100,19 @@ def test_the_command_is_one_that_the_command_line_has() -> None:
 
 
 def test_the_sweeps_command_and_sources() -> None:
-    settings = {"small": False, "training.epochs": 60}
-    assert ct_sweeps_tables._command(settings, True) == "vspair reproduce ct-sweeps --epochs 60"
-    assert ct_sweeps_tables._command(settings, False).endswith(" --epochs 60 --data-dir D")
+    settings = {"small": False, "training.epochs": 60, "geometry": GEOMETRY.describe()}
+    command = ct_sweeps_tables._command
+    assert command(settings, True) == "vspair reproduce ct-sweeps --epochs 60"
+    assert command(settings, False) == "vspair reproduce ct-sweeps --data-dir D --epochs 60"
+    half = settings | {"training.epochs": 500, "geometry": HALF.describe()}
+    assert command(half, False) == "vspair reproduce ct-sweeps --data-dir D --half"
 
 
 def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     settings = {
         "small": False, "samples": 50, "model.x_size": 2, "model.y_size": 2,
         "objective.lambda_x": 1.0, "objective.lambda_y": 1.0, "objective.lambda_binary": 0.0,
-        "objective.rho": "closed", "training.epochs": 60,
+        "training.keep": "last", "training.epochs": 60, "geometry": HALF.describe(),
     }  # fmt: skip
     parts = {"slices": {"test": 3}, "patients": {"test": 2}, "phantoms": False}
     conditions = [f"c{i}" for i in range(16)]
@@ -119,7 +122,11 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
         for i, c in enumerate(conditions)
     }  # fmt: skip
     text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, {})
-    assert "ct-sweeps --epochs 60 --data-dir D` at commits made-0, made-1, answers on m" in text
+    words = "ct-sweeps --data-dir D --half --epochs 60` at commits made-0, made-1, answers on m"
+    assert words in text
+    assert "Each training has 60 epochs; the paper's have 500." in text
+    assert text.count("44x44 image, 62 angles") == 2  # at the top, and beside the figures
+    assert "averaged over 2x2 pixels once more" in text
     assert "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0" in text
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["scale"]["commits"] == ["made-0", "made-1"]

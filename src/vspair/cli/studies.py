@@ -28,7 +28,8 @@ Results = Annotated[
     Path | None,
     typer.Option(
         help="For tables and figures: results/STUDY if not given; results/STUDY-part for less "
-        "than the whole study, of CT results/STUDY-phantoms without real slices."
+        "than the whole study, of CT results/STUDY-phantoms without real slices and "
+        "results/STUDY-half with --half."
     ),
 ]
 Runs = Annotated[
@@ -262,7 +263,8 @@ def ct_sweeps(
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    name = ct_name("ct-sweeps" + "-half" * half, draw or data_dir is not None, smoke)
+    real, part = draw or data_dir is not None, epochs not in (0, 500)
+    name = ct_name("ct-sweeps" + "-half" * half, real, smoke, part)
     out, runs = places(name, out, runs)
     if draw:
         drew(redraw(out))

@@ -401,8 +401,8 @@ FIGURES: dict[str, str] = {
     "not be that of the least loss. Each preset has its own loss and axis.",
     "hallucination": "Estimates of four test images, and the part of their distance to the truth "
     "that is beyond two reported deviations; a well calibrated normal posterior has some at about "
-    "5 % of the pixels. One colour scale for both methods. The deviation of the calibrated preset "
-    "has its learned noise in it.",
+    "5 % of the pixels; shares are of the images shown. One colour scale for both methods. vsPAIR "
+    "is the calibrated preset, if it is there, and its deviation has the decoder's noise in it.",
 }
 """What each figure shows, by its file name."""
 

@@ -289,9 +289,17 @@ def augment(x: Tensor, copies: int, generator: Generator) -> Tensor:
     return torch.cat(parts)
 
 
-def _averaged(x: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return slices (N, R, C) with so many pixels, each the mean of those that it covers."""
-    return x if tuple(x.shape[1:]) == shape else F.adaptive_avg_pool2d(x[:, None], shape)[:, 0]
+def _averaged(x: Tensor, geometry: Geometry) -> Tensor:
+    """Return slices (N, R, C) with the pixels of a geometry, each the mean of those it covers."""
+    factor = GEOMETRY.shape[0] // geometry.shape[0]
+    fits = tuple(n * factor for n in geometry.shape) == GEOMETRY.shape
+    if not (fits and math.isclose(geometry.pixel, factor * GEOMETRY.pixel)):
+        raise VspairError(
+            f"The geometry is {geometry.describe()}, a pixel {geometry.pixel:.4g} wide: expected "
+            f"pixels that cover whole ones of the study's, {GEOMETRY.shape} of width "
+            f"{GEOMETRY.pixel:.4g}."
+        )
+    return x if factor == 1 else F.avg_pool2d(x[:, None], factor)[:, 0]
 
 
 def _observe(problem: CtProblem, x: Tensor, seed: int) -> tuple[CtPairs, Tensor]:
@@ -328,7 +336,7 @@ def draw(
                 f"The slices have shape {tuple(part.x.shape[1:])}: expected {GEOMETRY.shape}, "
                 f"those of the study's geometry ({GEOMETRY.describe()})."
             )
-    train_x, test_x = (_averaged(part.x, geometry.shape) for part in (slices.train, slices.test))
+    train_x, test_x = (_averaged(part.x, geometry) for part in (slices.train, slices.test))
     rest, held = split_patients(slices.train.patient)
     seen = augment(train_x[rest], scale.copies, Generator().manual_seed(3))
     # Apart, so that copies change nothing of the pairs that they are copies of.

@@ -22,7 +22,7 @@ in float16. A group, or a method in it, whose stage was not run is not there.
     Up to 4 test slices: ``truth``, ``vspair``, ``vspair_excess``, ``dps``, ``dps_excess``, each
     (4, 88, 88); the excess is ``max(abs(estimate - truth) - 2 std, 0)``. The estimates are
     means of samples, vsPAIR's those of the calibrated preset where it is there, whose deviation
-    has the decoder's noise in it, which is learned.
+    has the decoder's noise in it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from vspair.claims import Claim, alone
 from vspair.errors import VspairError
 from vspair.fitting import MEANS
 from vspair.model import InverseModel
-from vspair.problems.ct import CtPairs
+from vspair.problems.ct import CtPairs, Geometry
 from vspair.report.sweeps import Settings, agree
 from vspair.studies.ct_answers import BLOCK, sampled
 from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw, spread_out
@@ -141,10 +141,11 @@ def reproduce(
     if not 1 <= lanes <= MOST_LANES:
         raise VspairError(f"lanes = {lanes}: expected 1 to {MOST_LANES}.")
     deadline, scale = in_time(minutes), scale or Scale(copies=1)
+    geometry = HALF if half else GEOMETRY
     if only == "report":
-        return report(out, folder / "answers")
+        return report(out, folder / "answers", geometry)
     where = runs.pick_device(device)
-    data = draw(scale, data_dir, HALF if half else GEOMETRY)
+    data = draw(scale, data_dir, geometry)
     bench = Bench(scale, data, folder, where, deadline, compile, show)
     bench.say(f"{'Phantoms' if bench.data.phantoms else 'Real slices'}, on {where}.")
     names = [only] if only else list(STUDIES)
@@ -157,21 +158,28 @@ def reproduce(
         done = sum(point in found for point in points)
         return f"{done} of {len(points)} trainings of the study {only} are answered."
     with alone(folder):
-        return report(out, bench.answers)
+        return report(out, bench.answers, geometry)
 
 
-def report(out: Path, answers: Path) -> str:
+def report(out: Path, answers: Path, geometry: Geometry = GEOMETRY) -> str:
     """Write tables and figures from the answers that are there, and return the tables.
 
     Arguments:
         out: The folder of the results.
         answers: The folder of the answers.
+        geometry: What they are answers of; others are refused.
     """
     found = known(answers)
     if not found:
         raise VspairError(
             f"There are no answers in {answers} to report on. Make them first, without --only "
             "report."
+        )
+    seen, wanted = next(iter(found.values()))["settings"]["geometry"], geometry.describe()
+    if seen != wanted:
+        raise VspairError(
+            f"The answers in {answers} are of another geometry: {seen}, expected {wanted}. Give "
+            f"{'--half' if seen == HALF.describe() else 'no --half'}, or other --runs."
         )
     studies: dict[str, Answers] = {
         name: {condition: found.get(point) for condition, point in points.items()}
@@ -209,7 +217,7 @@ def _read(path: Path) -> Settings:
     try:
         answer = json.loads(path.read_bytes())
         whole = {"settings", "slices", "machine", *Point._fields} <= set(answer)
-        if not (whole and {"row", "error"} & set(answer)):
+        if not (whole and {"row", "error"} & set(answer) and "geometry" in answer["settings"]):
             raise ValueError("it is not an answer of this study")
     except (OSError, ValueError, TypeError) as error:
         raise VspairError(

@@ -18,7 +18,7 @@ from vspair import runs
 from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
 from vspair.report.sweeps import Settings
-from vspair.studies.ct_data import GEOMETRY
+from vspair.studies.ct_data import GEOMETRY, HALF
 from vspair.studies.ct_tables import describe, grid, sources
 from vspair.studies.results import Row, write_summary
 
@@ -148,7 +148,8 @@ def _rows(studies: Mapping[str, Answers]) -> list[Row]:
 def _scale(settings: Settings) -> str:
     """Say what is smaller than in the paper."""
     epochs, seen = settings["training.epochs"], settings["geometry"]
-    words = f"Each training has {epochs:,} epochs; the paper's have {PAPER_EPOCHS}."
+    more = ", as in the paper" if epochs == PAPER_EPOCHS else f"; the paper's have {PAPER_EPOCHS}"
+    words = f"Each training has {epochs:,} epochs{more}."
     if seen != GEOMETRY.describe():
         words += f" Slices are averaged once more: {seen}; the paper's: {GEOMETRY.describe()}."
     return words
@@ -166,8 +167,8 @@ def _head(first: Settings, about: Settings, command: str) -> str:
         f"{settings['model.x_size']:,} and {settings['model.y_size']:,} factors, lambda_1 = "
         f"{settings['objective.lambda_x']:g}, lambda_2 = {settings['objective.lambda_y']:g}, "
         f"lambda_b = {settings['objective.lambda_binary']:g}. **{_scale(settings)}** One "
-        "seed, the weights of the last epoch; `best epoch` has the best score on validation "
-        "patients. All numbers are means over the test slices, with "
+        f"seed, the weights of the {settings['training.keep']} epoch; `best epoch` has the best "
+        "score on validation patients. All numbers are means over the test slices, with "
         f"{settings['samples']} samples each."
     )
 
@@ -208,7 +209,7 @@ def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path])
     parts = [
         "# Hyper-parameters of computed tomography (appendix B)",
         _head(first, about, command),
-        sources(first["phantoms"]),
+        sources(first["phantoms"], first["settings"]["geometry"] == HALF.describe()),
         "## The Beta prior",
         f"alpha0 and beta0, with gamma_x = 0.1 as in section 4.3. {_gaps(studies['prior'])}",
         _prior(studies["prior"]),
@@ -216,7 +217,7 @@ def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path])
         f"gamma_x, with alpha0 = 1, beta0 = 3 and networks of 2 blocks. {_gaps(studies['gamma'])}",
         _gamma(studies["gamma"]),
         "## Figures",
-        f"The MSE is that of a sample.{noise}",
+        f"The MSE is that of a sample.{noise} {_scale(first['settings'])}",
         figures.gallery(redraw(out)),
     ]
     text = "\n\n".join(parts) + "\n"

@@ -64,12 +64,13 @@ TABLES = {
         "nnz": "average nnz",
         "nnz_std": "its deviation over observations",
         "active_share": "share of all indices",
-        "ever_active": "indices active for some observation",
+        "ever_active": "indices more open than not for some observation",
         "std_omega_over_y": "deviation of omega over y",
         "std_sigma_over_y": "deviation of sigma over y",
         "std_mu_over_y": "deviation of mu over y",
         "parameters": "parameters",
         "epochs": "epochs trained",
+        "epochs_planned": "epochs planned",
         "best_epoch": "epoch of the weights",
     },
     "vsPAIR: overfitting": {
@@ -331,8 +332,8 @@ def _counts(scale: Mapping[str, Any]) -> str:
     )
 
 
-def sources(phantoms: bool) -> str:
-    """Say where the slices are from, and under which licence."""
+def sources(phantoms: bool, halved: bool = False) -> str:
+    """Say where the slices are from, under which licence, and how they were changed."""
     if phantoms:
         return (
             "The slices are phantoms made by vspair (`vspair.problems.phantoms`); they are of no "
@@ -342,7 +343,8 @@ def sources(phantoms: bool) -> str:
         "The slices are of LIDC-IDRI (Armato et al. 2011, Medical Physics 38:915-931; doi "
         "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0), prepared as LoDoPaB-CT does (Leuschner et al. "
         "2021, Scientific Data 8:109; its files, doi 10.5281/zenodo.3384092, are CC BY 4.0), and "
-        "changed: averaged over 4x4 pixels and cropped to 88x88. The figures show them."
+        "changed: averaged over 4x4 pixels and cropped to 88x88"
+        f"{', averaged over 2x2 pixels once more' * halved}. The figures show them."
     )
 
 
@@ -421,7 +423,7 @@ _CAPTION = (
     "DPS's slices: about 5 % for a right one, 9 % if the deviation is of 10 samples. Seconds are "
     "for one slice, alone on the same device, in one run; a trajectory's are those of its first "
     "steps times the number of steps, and networks take as long before they are trained as after. "
-    "`mean image` is that of the training slices. The calibrated preset learns how far truths "
+    "`mean image` is that of the training slices. The calibrated preset knows how far truths "
     "scatter around what it decodes: `its noise` of that deviation is added to its samples there."
 )
 _BOLD = (
@@ -430,7 +432,8 @@ _BOLD = (
 )
 _REMARKS = (
     "The paper does not say whether its MSE is of samples, of their mean or of the decoded mean "
-    "code; it stands beside that of samples, as in its MNIST table. The printed number of "
+    "code; it stands beside that of samples, as in its MNIST table. `nnz` counts the open gates "
+    "of a sample, also those in nobody's use that are open by chance. The printed number of "
     "parameters counts 2,706 buffers of batch norm. `autoencoder` decodes a sample of the code of "
     "x itself, `inversion` is the mean of samples given y. The decoder's noise of the preset "
     "`paper` is the unit width of its likelihood, which it never draws from. The paper "
