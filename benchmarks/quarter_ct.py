@@ -49,7 +49,7 @@ def configuration(options: argparse.Namespace, share: float) -> Config:
         model = model | {"normalise": options.normalise or "none"}
         changes = {"objective": {"beta0": 9.0}, "model": model}
     else:
-        objective = {"active": 170, "width": options.width}
+        objective = {"active": 170, "width": options.width, "price": options.price}
         changes = {"objective": objective, "model": model | {"map_depth": options.map_depth}}
     return configs.override(base, changes | {"training": training | more})
 
@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--width", choices=("learned", "closed"), default="learned")
     parser.add_argument("--normalise", choices=("none", "scalar"), default=None,
                         help="of the preset paper")  # fmt: skip
+    parser.add_argument("--price", type=float, default=0.02, help="of a gate, at the start")
     parser.add_argument("--patients", type=int, default=0, help="to train on; 0 for all")
     parser.add_argument("--slices", type=int, default=0, help="to train on; 0 for all")
     options = parser.parse_args()
