@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from torch import Tensor
 
 from vspair import config as configs
+from vspair.problems.gaussian import GaussianProblem
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
 from vspair.studies import mnist
 
@@ -44,6 +46,21 @@ def no_data_folder() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VSPAIR_DATA", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def pairs() -> tuple[Tensor, Tensor]:
+    """A few pairs of two dimensions, for sweeps."""
+    return GaussianProblem.random(0).pairs(24, 2, seed=1)
+
+
+@pytest.fixture(scope="session")
+def base() -> configs.Config:
+    """A model that is trained in no time, for sweeps."""
+    network = {"kind": "mlp", "width": 8, "depth": 1}
+    model = {"x_size": 8, "y_size": 8, "x_network": network, "y_network": network, "map_hidden": 8}
+    training = {"epochs": 1, "batch_size": 16, "checkpoint_seconds": 0.02}
+    return configs.override(configs.preset("paper"), {"model": model, "training": training})
 
 
 @pytest.fixture(scope="session")

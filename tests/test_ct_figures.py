@@ -13,6 +13,7 @@ from torch import Generator
 from vspair.problems.phantoms import chest_phantoms
 from vspair.report import ct, ct_sweeps, plots
 from vspair.report.plots import Scale
+from vspair.studies import ct_figures
 
 N, SIDE = 3, 16
 SETTINGS = {"noise", "levels", "steps", "index", "alpha0", "beta0", "gamma_x"}
@@ -307,3 +308,13 @@ def test_rows_have_one_scale_of_variance(apart: float, numbers: dict[str, Any]) 
     assert len({image.get_clim() for image in spread}) == 1
     assert (type(spread[0].norm).__name__ == "LogNorm") == (apart > 6)
     assert "$\\gamma_x$ = 0.001" in words(figure)
+
+
+def test_saved_images_are_right_to_1_per_cent_and_stay_off_0() -> None:
+    """The share of pixels beyond two deviations is counted by what is not 0."""
+    images = np.random.default_rng(0).normal(size=(2, 30, 30)).astype(np.float32)
+    images[0, :, :7] = 0.0
+    images[1, 0] = 1e-5
+    kept = ct_figures._narrow({"images": images})["images"]
+    np.testing.assert_allclose(kept, images, rtol=0.01)
+    assert ((kept != 0) == (images != 0)).all()

@@ -9,30 +9,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from vspair import config as configs
 from vspair import sweeps
 from vspair.config import Config
 from vspair.errors import VspairError
 from vspair.interrupts import Interrupted
-from vspair.problems.gaussian import GaussianProblem
 from vspair.report import sweeps as record
 from vspair.sweeps import Axis, Sweep, run
 
 Pairs = tuple[Tensor, Tensor]
-
-NETWORK = {"kind": "mlp", "width": 8, "depth": 1}
-SIZES = {"x_size": 8, "y_size": 8, "x_network": NETWORK, "y_network": NETWORK, "map_hidden": 8}
-SMALL = {"model": SIZES, "training": {"epochs": 1, "batch_size": 16}}
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Pairs:
-    return GaussianProblem.random(0).pairs(24, 2, seed=1)
-
-
-@pytest.fixture(scope="module")
-def base() -> Config:
-    return configs.override(configs.preset("paper"), SMALL)
 
 
 def axes(*texts: str) -> tuple[Axis, ...]:

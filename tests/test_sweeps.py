@@ -24,27 +24,11 @@ from vspair.data import fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
 from vspair.interrupts import Interrupted
-from vspair.problems.gaussian import GaussianProblem
 from vspair.report import sweeps as record
 from vspair.runs import read_metrics
 from vspair.sweeps import Axis, Sweep, run
 
 Pairs = tuple[Tensor, Tensor]
-
-NETWORK = {"kind": "mlp", "width": 8, "depth": 1}
-SIZES = {"x_size": 8, "y_size": 8, "x_network": NETWORK, "y_network": NETWORK, "map_hidden": 8}
-TRAINING = {"epochs": 1, "batch_size": 16, "checkpoint_seconds": 0.02}
-SMALL = {"model": SIZES, "training": TRAINING}
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Pairs:
-    return GaussianProblem.random(0).pairs(24, 2, seed=1)
-
-
-@pytest.fixture(scope="module")
-def base() -> Config:
-    return configs.override(configs.preset("paper"), SMALL)
 
 
 def axes(*texts: str) -> tuple[Axis, ...]:
@@ -342,6 +326,7 @@ def test_a_base_by_name(name: str, pairs: Pairs, tmp_path: Path) -> None:
 @pytest.fixture
 def program(
     pairs: Pairs,
+    base: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -349,7 +334,7 @@ def program(
     for name, values in zip("xy", pairs, strict=True):
         np.save(tmp_path / f"{name}.npy", values.numpy())
     np.save(tmp_path / "short.npy", pairs[1][:-1].numpy())
-    (tmp_path / "c.toml").write_text("preset = 'paper'\n" + configs.to_toml(SMALL))
+    (tmp_path / "c.toml").write_text(configs.to_toml(dataclasses.asdict(base)))
     monkeypatch.chdir(tmp_path)
 
     def call(words: str, code: int) -> str:

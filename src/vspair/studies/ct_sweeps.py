@@ -7,8 +7,8 @@ in a small answer; its gigabytes are then removed.
 Codes get sparse late. In the study of section 4.3 all gates were more open than not for 350
 epochs, about 15,000 steps, until those that nobody needs fell below 1/2 with rho, which Adam moves
 by 1e-4 a step. So a study of few epochs tells little, whatever rule sets rho: after 16, with rho
-in closed form, nine gates of ten were open everywhere. Where time is short, ``half`` makes a step
-cheaper.
+in closed form (commit be61123), nine gates of ten were open everywhere. Where time is short,
+``half`` makes a step cheaper.
 
 :mod:`vspair.sweeps` holds pairs out at random, knows no test set and no time limit and keeps every
 checkpoint, so what is shared with it is claims, by which processes divide the work, and settings.
