@@ -17,8 +17,11 @@ from vspair import runs
 from vspair.baselines.tv import TvResult
 from vspair.cli import app
 from vspair.cli.studies import ct_name
+from vspair.codes import SpikeSlab
+from vspair.config import ObjectiveConfig
 from vspair.errors import VspairError
 from vspair.metrics import central_interval, coverage
+from vspair.objective import Objective
 from vspair.studies import ct as study
 from vspair.studies import ct_answers, ct_sweeps_tables, ct_tables
 from vspair.studies.ct_answers import read
@@ -100,12 +103,17 @@ def test_the_command_is_one_that_the_command_line_has() -> None:
 
 
 def test_the_sweeps_command_and_sources() -> None:
-    settings = {"small": False, "training.epochs": 60, "geometry": GEOMETRY.describe()}
+    settings = {"small": False, "geometry": GEOMETRY.describe()}
     command = ct_sweeps_tables._command
-    assert command(settings, True) == "vspair reproduce ct-sweeps --epochs 60"
-    assert command(settings, False) == "vspair reproduce ct-sweeps --data-dir D --epochs 60"
-    half = settings | {"training.epochs": 500, "geometry": HALF.describe()}
-    assert command(half, False) == "vspair reproduce ct-sweeps --data-dir D --half"
+    short, long, mixed = {"prior": 60}, {"prior": 500, "gamma": 500}, {"prior": 60, "gamma": 500}
+    assert command(settings, True, short) == "vspair reproduce ct-sweeps --epochs 60"
+    assert command(settings, False, short) == "vspair reproduce ct-sweeps --data-dir D --epochs 60"
+    half = settings | {"geometry": HALF.describe()}
+    assert command(half, False, long) == "vspair reproduce ct-sweeps --data-dir D --half"
+    assert command(half, True, mixed) == (
+        "vspair reproduce ct-sweeps --half --runs R --only prior --epochs 60; "
+        "vspair reproduce ct-sweeps --half --runs R --only gamma"
+    )
 
 
 def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
@@ -118,10 +126,11 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     conditions = [f"c{i}" for i in range(16)]
     there: ct_sweeps_tables.Answers = {
         c: parts | {"settings": settings, "machine": "m", "commit": f"made-{i % 2}"}
-        | {"row": {"nnz": 1.0, "mse_sample": 0.1}}
+        | {"row": {"nnz": 1.0 + i, "mse_sample": 0.1 + i}, "alpha0": 1.0, "beta0": 1.0 + i}
         for i, c in enumerate(conditions)
     }  # fmt: skip
-    text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, {})
+    images = dict.fromkeys(conditions, tmp_path / "images.npz")  # which is not there
+    text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, images)
     words = "ct-sweeps --data-dir D --half --epochs 60` at commits made-0, made-1, answers on m"
     assert words in text
     assert "Each training has 60 epochs; the paper's have 500." in text
@@ -131,6 +140,33 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["scale"]["commits"] == ["made-0", "made-1"]
     assert (summary["commit"], summary["machine"]) == ("made-0, made-1", "m")
+
+
+@pytest.mark.parametrize(("alpha0", "beta0"), [(1.0, 64.0), (16.0, 2.0), (64.0, 64.0), (1.0, 1.0)])
+def test_gates_in_use_and_the_rho_that_stays_with_them(
+    alpha0: float, beta0: float, tmp_path: Path
+) -> None:
+    """Where rho would rest, the objective's own gradient vanishes."""
+    omega = np.full((2, 40), 0.3)
+    omega[0, :12], omega[1, :8], omega[:, 30] = 0.999, 0.97, 0.6  # 0.65 is in the middle
+    runs.write_arrays(tmp_path / "images.npz", {"shown.omega": omega})
+    weights = {"alpha0": alpha0, "beta0": beta0, "gamma_x": 0.1}
+    settings = {"objective.lambda_rho": 0.7, "objective.lambda_x": 2.0}
+    answer: dict[str, Any] = {**weights, "settings": settings, "row": {"rho": 0.3}}
+    found = ct_sweeps_tables.with_gates(answer, tmp_path / "images.npz")
+    assert found is not None
+    assert found["row"]["in_use"] == 10
+    assert "in_use" not in answer["row"]
+    rest = torch.tensor(found["row"]["rho_at_rest"]).clamp(max=1 - 1e-6)
+    logit = rest.logit().requires_grad_()
+    gates = torch.cat([torch.full((10,), 1 - 1e-6), rest.expand(30)])
+    code = SpikeSlab.of(torch.zeros(40), torch.zeros(40), gates)
+    beta = Objective(ObjectiveConfig(alpha0=alpha0, beta0=beta0))._beta(logit)
+    (2 * 0.1 * code.kl_gate(logit).sum() + 0.7 * beta).backward()
+    assert logit.grad is not None
+    assert float(logit.grad.abs()) < 1e-4
+    for nothing in (None, {**weights, "error": "diverged"}):
+        assert ct_sweeps_tables.with_gates(nothing, tmp_path / "images.npz") == nothing
 
 
 def test_the_commits_are_those_of_the_stages(

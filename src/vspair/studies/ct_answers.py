@@ -58,6 +58,7 @@ __all__ = [
     "read",
     "sampled",
     "shown",
+    "simple_methods",
     "zeta_here",
 ]
 
@@ -78,8 +79,11 @@ MOST_OMEGA = 50_000
 
 Groups = dict[str, dict[str, Any]]
 Block = Callable[[], Mapping[str, Tensor]]
-Method = Callable[[Tensor], Tensor | TvResult]
+Simple = Callable[[Tensor], Tensor]
 """From the numbers (k,) of test slices to estimates (k, R, C)."""
+
+Method = Callable[[Tensor], Tensor | TvResult]
+"""The same, or with what is known about the solution."""
 
 
 def digest(*parts: object) -> str:
@@ -228,6 +232,20 @@ def choose_weights(bench: Bench) -> Tensor | None:
     return weights
 
 
+def simple_methods(bench: Bench) -> Iterator[tuple[str, object, Simple, int]]:
+    """Yield the methods that nothing is learned or chosen for, as :func:`methods` does."""
+    data, device, geometry = bench.data, bench.device, bench.data.problem.geometry
+    average = data.plain.x.mean(0)
+    mean = average.to(device)
+    yield "mean", _print_of(average), lambda rows: mean.expand(len(rows), *mean.shape), 0
+    yield "fbp", "none", partial(_back, bench, Fbp(geometry)), 0
+    yield "fbp_hann", "hann", partial(_back, bench, Fbp(geometry, window="hann")), 0
+
+
+def _back(bench: Bench, fbp: Fbp, rows: Tensor) -> Tensor:
+    return fbp(bench.data.test.y[rows].to(bench.device))
+
+
 def methods(bench: Bench) -> Iterator[tuple[str, object, Method, int] | None]:
     """Yield name, settings, function and parameters of each point estimate.
 
@@ -235,23 +253,14 @@ def methods(bench: Bench) -> Iterator[tuple[str, object, Method, int] | None]:
     where time runs out before its weights are chosen.
     """
     data, device = bench.data, bench.device
-    average = data.plain.x.mean(0)
-    mean = average.to(device)
-    yield "mean", _print_of(average), lambda rows: mean.expand(len(rows), *mean.shape), 0
-    first = Fbp(GEOMETRY)
-
-    def back(fbp: Fbp, rows: Tensor) -> Tensor:
-        return fbp(data.test.y[rows].to(device))
-
-    yield "fbp", "none", partial(back, first), 0
-    yield "fbp_hann", "hann", partial(back, Fbp(GEOMETRY, window="hann")), 0
+    yield from simple_methods(bench)
     model = load_regression(bench)
     if model is not None:
-        network = model
+        network, fbp = model, Fbp(data.problem.geometry)
 
         @torch.no_grad()
         def regression(rows: Tensor) -> Tensor:
-            return network(back(first, rows))
+            return network(_back(bench, fbp, rows))
 
         how = _training(bench.folder / "regression")
         yield "regression", how, regression, sum(p.numel() for p in model.parameters())

@@ -26,21 +26,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from vspair import runs
 from vspair.claims import Claim, alone
 from vspair.errors import VspairError
 from vspair.fitting import MEANS
-from vspair.model import InverseModel
 from vspair.problems.ct import CtPairs, Geometry
 from vspair.report.sweeps import Settings, agree
-from vspair.studies.ct_answers import BLOCK, sampled
-from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw, spread_out
-from vspair.studies.ct_measures import codes
+from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw
+from vspair.studies.ct_sweeps_measures import measure, simple_errors
 from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
 from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
-from vspair.studies.factors import code_row
 from vspair.sweeps import flat
 from vspair.together import MOST_LANES, in_time, train_together
 from vspair.training import Trainer
@@ -52,15 +49,13 @@ __all__ = [
     "Point",
     "Scale",
     "known",
-    "measure",
     "report",
     "reproduce",
 ]
 
-SHOWN = 3
-"""Test slices whose images are kept, spread evenly over the noise."""
-
 PRESET = "small"
+SIMPLE = "simple.json"
+"""The file of the errors of methods that nothing is learned for."""
 
 
 class Point(NamedTuple):
@@ -153,8 +148,9 @@ def reproduce(
     settings = _settings(bench)
     if not _work(bench, points, settings, lanes, keep):
         return None
+    _answer_simply(bench, settings)
     if only:
-        found = known(bench.answers, settings)
+        found = known(bench.answers, settings, points)
         done = sum(point in found for point in points)
         return f"{done} of {len(points)} trainings of the study {only} are answered."
     with alone(folder):
@@ -186,9 +182,11 @@ def report(out: Path, answers: Path, geometry: Geometry = GEOMETRY) -> str:
         for name, points in STUDIES.items()
     }
     images = {
-        condition: answers / f"{point.label}.npz" for condition, point in STUDIES["gamma"].items()
+        condition: answers / f"{point.label}.npz"
+        for points in STUDIES.values()
+        for condition, point in points.items()
     }
-    return write(out, studies, images)
+    return write(out, studies, images, _simple(answers, next(iter(found.values()))["settings"]))
 
 
 # -- answers --------------------------------------------------------------------------------
@@ -226,22 +224,37 @@ def _read(path: Path) -> Settings:
     return dict(answer)
 
 
-def known(folder: Path, settings: Settings | None = None) -> dict[Point, Settings]:
+def known(
+    folder: Path, settings: Settings | None = None, asked: Sequence[Point] | None = None
+) -> dict[Point, Settings]:
     """Return the answers in a folder, by training; refuse those of other settings.
+
+    All trainings of a study have as many epochs, those of the other study may have others.
 
     Arguments:
         folder: The folder of the answers.
         settings: What they should have in common; those of the first where not given.
+        asked: The trainings that have the epochs of the settings, with all of their study; all
+            where not given.
     """
     found: dict[Point, Settings] = {}
-    for point in dict.fromkeys(p for points in STUDIES.values() for p in points.values()):
-        path = folder / f"{point.label}.json"
-        if path.is_file():
-            found[point] = _read(path)
-            settings = settings or found[point]["settings"]
-            advice = "Name another folder by --runs, give the same settings, or remove it."
-            agree(path, found[point]["settings"], settings, advice)
+    advice = "Name another folder by --runs, give the same settings, or remove it."
+    shared = settings or {}
+    for points in STUDIES.values():
+        meant = asked is None or any(point in asked for point in points.values())
+        own = shared if meant else _without_epochs(shared)
+        for point in points.values():
+            path = folder / f"{point.label}.json"
+            if path.is_file():
+                found[point] = _read(path)
+                agree(path, found[point]["settings"], own, advice)
+                own = found[point]["settings"] | own
+        shared = shared or _without_epochs(own)
     return found
+
+
+def _without_epochs(settings: Settings) -> Settings:
+    return {key: value for key, value in settings.items() if key != "training.epochs"}
 
 
 def _keep(bench: Bench, point: Point, answer: Settings, images: dict[str, Any] | None) -> None:
@@ -255,34 +268,28 @@ def _keep(bench: Bench, point: Point, answer: Settings, images: dict[str, Any] |
     runs.write_text(path, json.dumps(whole, indent=1) + "\n")
 
 
-def measure(bench: Bench, model: InverseModel) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return a model's numbers over all test slices, and the images of a few.
+def _answer_simply(bench: Bench, settings: Settings) -> None:
+    """Keep the errors of the methods that nothing is learned for, unless they are there."""
+    if not (path := bench.answers / SIMPLE).is_file():
+        runs.make_folder(bench.answers)
+        made = {"machine": runs.machine(bench.device), "commit": runs.commit()}
+        whole = {"settings": _without_epochs(settings), "row": simple_errors(bench)} | made
+        runs.write_text(path, json.dumps(whole, indent=1) + "\n")
 
-    Arguments:
-        bench: The pairs, and how many samples.
-        model: A model with sparse codes.
 
-    Returns:
-        The numbers by name, and ``noise`` (k,) in per cent, ``truth``, ``mean`` and ``variance``
-        (k, R, C) and ``omega`` (k, l).
-    """
-    test, level = bench.data.test, bench.data.test_level
-    blocks = torch.arange(len(test.x)).split(BLOCK)
-    parts = [sampled(bench, model, rows, False) for rows in blocks]
-    row = {name: float(torch.cat([p[name] for p in parts]).double().mean()) for name in parts[0]}
-    post = codes(model, test.y)
-    omega = post.parameters()["omega"]
-    row |= code_row(post, Generator(bench.device).manual_seed(0))
-    row["omega"] = float(omega.double().mean())
-    row["undecided"] = float(((omega > 0.1) & (omega < 0.9)).double().mean())
-    if (rho := model.rho) is not None:
-        row["rho"] = float(rho)
-    row["parameters"] = float(model.n_parameters)
-    rows = spread_out(level, SHOWN)
-    seen = sampled(bench, model, rows, True)
-    images = {"noise": level[rows], "truth": test.x[rows], "mean": seen["estimate"]}
-    images |= {"variance": seen["std"].square(), "omega": omega[rows.to(omega.device)]}
-    return row, {name: t.detach().cpu().float().numpy() for name, t in images.items()}
+def _simple(answers: Path, settings: Settings) -> Settings | None:
+    """Return the answer of the methods that nothing is learned for, if it is there."""
+    path, advice = answers / SIMPLE, "Remove it, and it is made again."
+    if not path.is_file():
+        return None
+    try:
+        answer = dict(json.loads(path.read_bytes()))
+        if not {"settings", "row", "machine", "commit"} <= set(answer):
+            raise ValueError("it is not an answer of this study")
+    except (ValueError, TypeError) as error:
+        raise VspairError(f"{path} is damaged: {error}. {advice}") from None
+    agree(path, answer["settings"], settings, advice)
+    return answer
 
 
 # -- trainings ------------------------------------------------------------------------------
@@ -292,13 +299,13 @@ def _work(
     bench: Bench, points: Sequence[Point], settings: Settings, lanes: int, keep: bool
 ) -> bool:
     """Answer what nobody else works on; return whether that is done, or time has run out."""
-    for point in known(bench.answers, settings):
+    for point in known(bench.answers, settings, points):
         killed = (bench.folder / point.label / "checkpoint.safetensors").exists()
         if killed and (claim := Claim.take(bench.folder, point.label)):
             with claim:
                 _remove(bench, point, keep)
     while True:
-        found = known(bench.answers, settings)
+        found = known(bench.answers, settings, points)
         left = [point for point in points if point not in found]
         if left and bench.late():
             return False

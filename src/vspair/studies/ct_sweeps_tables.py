@@ -8,18 +8,19 @@ values that were measured, ``gamma_x`` (g,), ``mean`` and ``variance`` (g, R, C)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vspair import runs
 from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
 from vspair.report.sweeps import Settings
 from vspair.studies.ct_data import GEOMETRY, HALF
-from vspair.studies.ct_tables import describe, grid, sources
+from vspair.studies.ct_tables import NAMES, describe, grid, sources
 from vspair.studies.results import Row, write_summary
 
 __all__ = ["GAMMAS", "VALUES", "Answers", "numbers", "redraw", "write"]
@@ -38,17 +39,21 @@ Answers = dict[str, Settings | None]
 
 GRIDS = {
     "nnz": "Average nnz",
+    "in_use": "Gates in use",
     "mse_sample": "MSE of a sample",
     "mse": "MSE of the mean of samples",
     "rho": "rho",
+    "rho_at_rest": "rho where it would rest",
 }
 """What is shown over alpha0 and beta0."""
 
 COLUMNS = {
     "nnz": "average nnz",
+    "in_use": "gates in use",
     "omega": "mean omega",
     "undecided": "omega between 0.1 and 0.9",
     "rho": "rho",
+    "rho_at_rest": "where it would rest",
     "mse_sample": "MSE of a sample",
     "mse": "MSE of the mean of samples",
     "crps": "CRPS",
@@ -56,6 +61,13 @@ COLUMNS = {
     "best_epoch": "best epoch",
 }
 """What is shown over gamma_x."""
+
+
+_GATES = (
+    "Gates in nobody's use stand at rho and are counted by nnz as often as they are open by "
+    "chance; those in use stand near 1. With so many in use rho would rest at the last table's "
+    "value, where the gradient of eqs. (9) and (20) vanishes."
+)
 
 
 def _value(answer: Settings | None, metric: str) -> float:
@@ -100,6 +112,34 @@ def redraw(folder: Path) -> list[Path]:
     return figures.draw_sweeps(load_numbers(folder / FILE, "."), folder)
 
 
+# -- gates ----------------------------------------------------------------------------------
+
+
+def with_gates(answer: Settings | None, images: Path) -> Settings | None:
+    r"""Return an answer with its gates in use, and the rho that would stay with them.
+
+    Gates that nobody uses stand at rho, others near 1, so those beyond the middle are counted, on
+    the slices whose images are kept. With :math:`K` of them the gradient of
+    :math:`\gamma_x \mathrm{KL} + \lambda_\rho \mathcal{L}_\rho`, eqs. (9) and (20), vanishes for
+    :math:`\lambda_1 = 1` at
+    :math:`\rho = (\gamma_x K + \lambda_\rho (\alpha_0 - 1)) / (\gamma_x K + \lambda_\rho
+    (\alpha_0 + \beta_0 - 2))`.
+
+    Arguments:
+        answer: An answer, nothing where a training is missing.
+        images: The file of its images; where it is not there, neither are these two numbers.
+    """
+    if answer is None or "row" not in answer or not images.is_file():
+        return answer
+    omega = load_numbers(images, ".")["shown"]["omega"]
+    used = float((omega > (1 + answer["row"]["rho"]) / 2).sum(1).mean())
+    weight = answer["settings"]["objective.lambda_x"] * answer["gamma_x"] * used
+    prior = answer["settings"]["objective.lambda_rho"]
+    on, off = weight + prior * (answer["alpha0"] - 1), prior * (answer["beta0"] - 1)
+    rest = on / (on + off) if on + off else np.nan
+    return answer | {"row": answer["row"] | {"in_use": used, "rho_at_rest": rest}}
+
+
 # -- tables ---------------------------------------------------------------------------------
 
 
@@ -112,6 +152,31 @@ def _prior(answers: Answers) -> str:
         lines = [[f"{a:g}", *(next(cells) for _ in VALUES)] for a in VALUES]
         tables.append(f"### {title}\n\n{grid(head, lines)}")
     return "\n\n".join(tables)
+
+
+def _trend(answers: Answers) -> str:
+    """Say how nnz follows the prior mean of rho, alpha0 / (alpha0 + beta0), as the paper expects.
+
+    Spearman's correlation: of ranks, equal values sharing the mean of theirs.
+    """
+    there = [a for a in answers.values() if a and "row" in a]
+    if len(there) < 3:
+        return ""
+    mean = _ranks([a["alpha0"] / (a["alpha0"] + a["beta0"]) for a in there])
+    nnz, error = (
+        float(np.corrcoef(mean, _ranks([a["row"][metric] for a in there]))[0, 1])
+        for metric in ("nnz", "mse_sample")
+    )
+    return (
+        "Rank correlation with the prior mean of rho, alpha0 / (alpha0 + beta0), over "
+        f"{len(there)} trainings: {nnz:.2f} for nnz and {error:.2f} for the MSE of a sample."
+    )
+
+
+def _ranks(values: Sequence[float]) -> NDArray[Any]:
+    array = np.asarray(values, float)
+    below, above = (array < array[:, None]).sum(1), (array > array[:, None]).sum(1)
+    return np.asarray((below - above) / 2)
 
 
 def _gamma(answers: Answers) -> str:
@@ -145,11 +210,26 @@ def _rows(studies: Mapping[str, Answers]) -> list[Row]:
     ]
 
 
-def _scale(settings: Settings) -> str:
+def _epochs(studies: Mapping[str, Answers]) -> dict[str, int]:
+    """Return how long the trainings of each study were that has any."""
+    return {
+        name: answer["settings"]["training.epochs"]
+        for name, answers in studies.items()
+        for answer in answers.values()
+        if answer
+    }
+
+
+def _scale(settings: Settings, epochs: Mapping[str, int]) -> str:
     """Say what is smaller than in the paper."""
-    epochs, seen = settings["training.epochs"], settings["geometry"]
-    more = ", as in the paper" if epochs == PAPER_EPOCHS else f"; the paper's have {PAPER_EPOCHS}"
-    words = f"Each training has {epochs:,} epochs{more}."
+    seen, lengths = settings["geometry"], list(dict.fromkeys(epochs.values()))
+    if len(lengths) == 1:
+        words = f"Each training has {lengths[0]:,} epochs"
+    else:
+        parts = [f"{number:,} epochs (study {name})" for name, number in epochs.items()]
+        words = f"Trainings have {' and '.join(parts)}"
+    same = lengths == [PAPER_EPOCHS]
+    words += ", as in the paper." if same else f"; the paper's have {PAPER_EPOCHS}."
     if seen != GEOMETRY.describe():
         words += f" Slices are averaged once more: {seen}; the paper's: {GEOMETRY.describe()}."
     return words
@@ -158,6 +238,7 @@ def _scale(settings: Settings) -> str:
 def _head(first: Settings, about: Settings, command: str) -> str:
     """Say how the numbers were made, and of what."""
     settings, slices, patients = first["settings"], first["slices"], first["patients"]
+    scale = _scale(settings, about["epochs"])
     machines = " and ".join(about["machines"])
     kind = "Phantoms, of which each is a patient" if first["phantoms"] else "Real slices"
     sizes = ", ".join(f"{slices[p]:,} slices ({patients[p]:,}) for {p}" for p in slices)
@@ -166,41 +247,68 @@ def _head(first: Settings, about: Settings, command: str) -> str:
         "of whom no two parts share one. Codes of "
         f"{settings['model.x_size']:,} and {settings['model.y_size']:,} factors, lambda_1 = "
         f"{settings['objective.lambda_x']:g}, lambda_2 = {settings['objective.lambda_y']:g}, "
-        f"lambda_b = {settings['objective.lambda_binary']:g}. **{_scale(settings)}** One "
+        f"lambda_b = {settings['objective.lambda_binary']:g}. **{scale}** One "
         f"seed, the weights of the {settings['training.keep']} epoch; `best epoch` has the best "
         "score on validation patients. All numbers are means over the test slices, with "
         f"{settings['samples']} samples each."
     )
 
 
-def _command(settings: Settings, phantoms: bool) -> str:
-    epochs = settings["training.epochs"]
-    words = [] if phantoms else ["--data-dir D"]
+def _command(settings: Settings, phantoms: bool, epochs: Mapping[str, int]) -> str:
+    """Return what makes the answers, a command a study where they differ in their epochs."""
+    words = ["vspair reproduce ct-sweeps"] + ([] if phantoms else ["--data-dir D"])
     words += ["--half"] if settings["geometry"] != GEOMETRY.describe() else []
-    if settings["small"]:
-        words.append("--smoke")
-    elif epochs != PAPER_EPOCHS:
-        words.append(f"--epochs {epochs}")
-    return " ".join(["vspair reproduce ct-sweeps", *words])
+
+    def with_epochs(number: int, *more: str) -> str:
+        own = [] if number == PAPER_EPOCHS else [f"--epochs {number}"]
+        return " ".join([*words, *more, *(["--smoke"] if settings["small"] else own)])
+
+    if len(set(epochs.values())) == 1:
+        return with_epochs(next(iter(epochs.values())))
+    return "; ".join(with_epochs(n, "--runs R", f"--only {name}") for name, n in epochs.items())
 
 
-def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path]) -> str:
+def _beside(simple: Settings) -> str:
+    """Say what error is had without learning."""
+    words = [f"{NAMES[name][0]} {_cell(error)}" for name, error in simple["row"].items()]
+    return (
+        f"MSE on the same test slices without learning: {', '.join(words)} (commit "
+        f"{simple['commit']}, {simple['machine']})."
+    )
+
+
+def write(
+    out: Path,
+    studies: Mapping[str, Answers],
+    images: Mapping[str, Path],
+    simple: Settings | None = None,
+) -> str:
     """Write summary, figures and tables into a folder, and return the tables.
 
     Arguments:
         out: The folder of the results.
         studies: The answers of both studies, at least one of them.
-        images: Where the images of gamma's trainings are, by condition.
+        images: Where the images of the trainings are, by condition.
+        simple: The answer of methods that nothing is learned for.
     """
+    studies = {
+        name: {c: with_gates(answer, images[c]) for c, answer in part.items()}
+        for name, part in studies.items()
+    }
     there = [answer for part in studies.values() for answer in part.values() if answer]
     first, machines = there[0], sorted({answer["machine"] for answer in there})
-    command, drawn = _command(first["settings"], first["phantoms"]), numbers(studies, images)
-    about = {key: first[key] for key in ("slices", "patients", "phantoms", "settings")}
+    epochs, drawn = _epochs(studies), numbers(studies, images)
+    command = _command(first["settings"], first["phantoms"], epochs)
+    about = {key: first[key] for key in ("slices", "patients", "phantoms")} | {"epochs": epochs}
+    about["settings"] = {k: v for k, v in first["settings"].items() if k != "training.epochs"}
     commits = sorted({str(answer.get("commit", "unknown")) for answer in there})
     about |= {"machines": machines, "commits": commits, "trainings": len(there)}
     runs.make_folder(out)
     made = {"commit": ", ".join(commits), "machine": " and ".join(machines)}
-    write_summary(out / "summary.json", "ct-sweeps", command, about, _rows(studies), made=made)
+    errors = simple["row"] if simple else {}
+    rows = [Row(NAMES[name][0], "", "mse", error) for name, error in errors.items()]
+    rows += _rows(studies)
+    write_summary(out / "summary.json", "ct-sweeps", command, about, rows, made=made)
     arrays = {f"{group}.{name}": v for group, part in drawn.items() for name, v in part.items()}
     runs.write_arrays(out / FILE, {k: np.asarray(v, np.float32) for k, v in arrays.items()})
     noise = ""
@@ -209,17 +317,20 @@ def write(out: Path, studies: Mapping[str, Answers], images: Mapping[str, Path])
     parts = [
         "# Hyper-parameters of computed tomography (appendix B)",
         _head(first, about, command),
+        _beside(simple) if simple else "",
         sources(first["phantoms"], first["settings"]["geometry"] == HALF.describe()),
         "## The Beta prior",
         f"alpha0 and beta0, with gamma_x = 0.1 as in section 4.3. {_gaps(studies['prior'])}",
+        _GATES,
         _prior(studies["prior"]),
+        _trend(studies["prior"]),
         "## The weight of x's KL",
         f"gamma_x, with alpha0 = 1, beta0 = 3 and networks of 2 blocks. {_gaps(studies['gamma'])}",
         _gamma(studies["gamma"]),
         "## Figures",
-        f"The MSE is that of a sample.{noise} {_scale(first['settings'])}",
+        f"The MSE is that of a sample.{noise} {_scale(first['settings'], epochs)}",
         figures.gallery(redraw(out)),
     ]
-    text = "\n\n".join(parts) + "\n"
+    text = "\n\n".join(part for part in parts if part) + "\n"
     runs.write_text(out / "README.md", text)
     return text
