@@ -466,31 +466,25 @@ def test_answers_of_different_settings_are_not_mixed(runs: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_studies_may_differ_in_their_epochs(runs: Path, data: CtData, tmp_path: Path) -> None:
-    answers = tmp_path / "answers"
-    shutil.copytree(runs / "answers", answers)
-    for point in TRAINED:
-        path = answers / f"{point.label}.json"
-        changed = json.loads(path.read_text())
-        changed["settings"] |= {"training.epochs": 7, "small": False}
-        path.write_text(json.dumps(changed))
-    for path in (*(answers / f"{point.label}.json" for point in GAMMA), answers / "simple.json"):
-        changed = json.loads(path.read_text())
-        changed["settings"]["small"] = False
-        path.write_text(json.dumps(changed))
-    text = study.report(tmp_path / "out", answers)
-    assert (
-        "`vspair reproduce ct-sweeps --runs R --only prior --epochs 7; "
-        "vspair reproduce ct-sweeps --runs R --only gamma --epochs 2`" in text
-    )
-    assert "Trainings have 7 epochs (study prior) and 2 epochs (study gamma); the paper's" in text
-    settings = study._settings(at(tmp_path, data)) | {"small": False}
-    assert set(study.known(answers, settings, GAMMA[:1])) == {*TRAINED, *GAMMA}
-    for asked in (TRAINED[:1], None):
-        with pytest.raises(VspairError, match=r"training.epochs is 7 there and 2 here"):
-            study.known(answers, settings, asked)
+def test_the_studies_may_differ_in_their_epochs(data: CtData, tmp_path: Path) -> None:
+    bench = at(tmp_path, data)
+    short = replace(bench, scale=replace(FEW, epochs=1))
+    assert answer(short, TRAINED[0])
+    assert answer(bench, GAMMA[0])
+    text = study.report(tmp_path / "out", bench.answers)
+    assert "Trainings have 1 epochs (study prior) and 2 epochs (study gamma); the paper's" in text
+    assert text.count("Hatched: not measured. Each training has 1 epochs; the paper's") == 2
+    assert set(study.known(bench.answers)) == {TRAINED[0], GAMMA[0]}
+    with pytest.raises(VspairError, match=r"training.epochs is 1 there and 2 here"):
+        answer(bench, TRAINED[1])
+    with pytest.raises(VspairError, match=r"training.epochs is 2 there and 1 here"):
+        answer(short, GAMMA[1])
+    settings = study._settings(bench)
+    for asked in (TRAINED[:1], [*TRAINED, *GAMMA], None):
+        with pytest.raises(VspairError, match=r"training.epochs is 1 there and 2 here"):
+            study.known(bench.answers, settings, asked)
     with pytest.raises(VspairError, match=r"noise is 0.1 there and 0.2 here"):
-        study.known(answers, settings | {"noise": 0.2}, GAMMA[:1])
+        study.known(bench.answers, settings | {"noise": 0.2}, GAMMA[:1])
 
 
 @pytest.mark.parametrize(
@@ -498,12 +492,14 @@ def test_the_studies_may_differ_in_their_epochs(runs: Path, data: CtData, tmp_pa
     [
         ("{", "damaged: "),
         ("[]", "damaged: it is not an answer"),
+        ({"row": {"guess": 1.0}}, "damaged: it is not an answer"),
         ({"settings": {"noise": 0.2}}, "noise is 0.2 there and 0.1 here"),
     ],
 )
 def test_simple_answers_of_something_else_are_refused(
-    changes: Any, fault: str, runs: Path, tmp_path: Path
-) -> None:
+    changes: Any, fault: str, runs: Path, data: CtData, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     answers = tmp_path / "answers"
     shutil.copytree(runs / "answers", answers)
     path = answers / "simple.json"
@@ -512,6 +508,10 @@ def test_simple_answers_of_something_else_are_refused(
     with pytest.raises(VspairError, match=rf"simple.json .*{fault}.*Remove it"):
         study.report(tmp_path / "out", answers)
     assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(study, "draw", lambda *_: data)
+    monkeypatch.setattr(study, "_work", None)  # it is refused before any work
+    with pytest.raises(VspairError, match=rf"simple.json .*{fault}.*Remove it"):
+        study.reproduce(tmp_path / "out", folder=tmp_path, scale=FEW, device="cpu")
 
 
 OLD = Point()._asdict() | {"settings": {}, "slices": {}, "machine": "m", "row": {}}  # no geometry

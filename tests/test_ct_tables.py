@@ -17,13 +17,10 @@ from vspair import runs
 from vspair.baselines.tv import TvResult
 from vspair.cli import app
 from vspair.cli.studies import ct_name
-from vspair.codes import SpikeSlab
-from vspair.config import ObjectiveConfig
 from vspair.errors import VspairError
 from vspair.metrics import central_interval, coverage
-from vspair.objective import Objective
 from vspair.studies import ct as study
-from vspair.studies import ct_answers, ct_sweeps_tables, ct_tables
+from vspair.studies import ct_answers, ct_sweeps, ct_sweeps_tables, ct_tables
 from vspair.studies.ct_answers import read
 from vspair.studies.ct_data import GEOMETRY, HALF, CtData, draw
 from vspair.studies.ct_measures import history, with_noise
@@ -112,7 +109,8 @@ def test_the_sweeps_command_and_sources() -> None:
     assert command(half, False, long) == "vspair reproduce ct-sweeps --data-dir D --half"
     assert command(half, True, mixed) == (
         "vspair reproduce ct-sweeps --half --runs R --only prior --epochs 60; "
-        "vspair reproduce ct-sweeps --half --runs R --only gamma"
+        "vspair reproduce ct-sweeps --half --runs R --only gamma; "
+        "vspair reproduce ct-sweeps --half --runs R --only report"
     )
 
 
@@ -134,7 +132,14 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     words = "ct-sweeps --data-dir D --half --epochs 60` at commits made-0, made-1, answers on m"
     assert words in text
     assert "Each training has 60 epochs; the paper's have 500." in text
-    assert text.count("44x44 image, 62 angles") == 2  # at the top, and beside the figures
+    # At the top, and in the figure's caption, which is also its description.
+    assert text.count("44x44 image, 62 angles") == 3
+    assert "Hatched" not in text
+    assert "16 trainings: " in text
+    same: ct_sweeps_tables.Answers
+    same = {c: {**a, "row": {"nnz": 1.0, "mse_sample": 0.1}} for c, a in there.items() if a}
+    text = ct_sweeps_tables.write(tmp_path / "same", {"prior": same, "gamma": {}}, images)
+    assert "Rank correlation" not in text
     assert "averaged over 2x2 pixels once more" in text
     assert "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0" in text
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -142,31 +147,45 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     assert (summary["commit"], summary["machine"]) == ("made-0, made-1", "m")
 
 
-@pytest.mark.parametrize(("alpha0", "beta0"), [(1.0, 64.0), (16.0, 2.0), (64.0, 64.0), (1.0, 1.0)])
-def test_gates_in_use_and_the_rho_that_stays_with_them(
-    alpha0: float, beta0: float, tmp_path: Path
-) -> None:
-    """Where rho would rest, the objective's own gradient vanishes."""
-    omega = np.full((2, 40), 0.3)
-    omega[0, :12], omega[1, :8], omega[:, 30] = 0.999, 0.97, 0.6  # 0.65 is in the middle
-    runs.write_arrays(tmp_path / "images.npz", {"shown.omega": omega})
-    weights = {"alpha0": alpha0, "beta0": beta0, "gamma_x": 0.1}
-    settings = {"objective.lambda_rho": 0.7, "objective.lambda_x": 2.0}
-    answer: dict[str, Any] = {**weights, "settings": settings, "row": {"rho": 0.3}}
-    found = ct_sweeps_tables.with_gates(answer, tmp_path / "images.npz")
+def test_gates_nearer_to_one_than_to_rho_are_counted(tmp_path: Path) -> None:
+    omega, path = np.full((2, 40), 0.3), tmp_path / "images.npz"
+    omega[0, :12], omega[1, :8], omega[:, 30] = 0.999, 0.67, 0.64  # 0.65 is in the middle
+    images = dict.fromkeys(("noise", "truth", "mean", "variance"), np.zeros(2)) | {"omega": omega}
+    runs.write_arrays(path, {f"shown.{name}": values for name, values in images.items()})
+    answer: dict[str, Any] = {"settings": {}, "row": {"rho": 0.3}}
+    found = ct_sweeps_tables.with_gates(answer, path)
     assert found is not None
-    assert found["row"]["in_use"] == 10
-    assert "in_use" not in answer["row"]
-    rest = torch.tensor(found["row"]["rho_at_rest"]).clamp(max=1 - 1e-6)
-    logit = rest.logit().requires_grad_()
-    gates = torch.cat([torch.full((10,), 1 - 1e-6), rest.expand(30)])
-    code = SpikeSlab.of(torch.zeros(40), torch.zeros(40), gates)
-    beta = Objective(ObjectiveConfig(alpha0=alpha0, beta0=beta0))._beta(logit)
-    (2 * 0.1 * code.kl_gate(logit).sum() + 0.7 * beta).backward()
-    assert logit.grad is not None
-    assert float(logit.grad.abs()) < 1e-4
-    for nothing in (None, {**weights, "error": "diverged"}):
-        assert ct_sweeps_tables.with_gates(nothing, tmp_path / "images.npz") == nothing
+    assert found["row"] == {"rho": 0.3, "near_one": 10}
+    assert "near_one" not in answer["row"]
+    for nothing in (None, {"error": "diverged"}):
+        assert ct_sweeps_tables.with_gates(nothing, path) == nothing
+    assert ct_sweeps_tables.with_gates(answer, tmp_path / "not-there.npz") == answer
+    runs.write_arrays(path, {"shown.truth": omega})
+    with pytest.raises(VspairError, match=r"images.npz is damaged: it has no mean, noise, omega"):
+        ct_sweeps_tables.with_gates(answer, path)
+
+
+@pytest.mark.parametrize("phantoms", [True, False])
+def test_a_report_is_filed_under_what_the_answers_are_of(
+    phantoms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    (answers / "a.json").write_text("[]")
+    (answers / "b.json").write_text(json.dumps({"phantoms": phantoms}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VSPAIR_DATA", raising=False)
+    asked: list[Path] = []
+    monkeypatch.setattr(study, "reproduce", lambda out, **_: asked.append(out))
+    monkeypatch.setattr(ct_sweeps, "reproduce", lambda out, **_: asked.append(out))
+    for name in ("ct", "ct-sweeps"):
+        for only in ("report", ""):
+            words = ["reproduce", name, "--runs", str(tmp_path), "--only", only]
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output
+    end = "-phantoms" * phantoms
+    names = [f"ct{end}", "ct-phantoms", f"ct-sweeps{end}", "ct-sweeps-phantoms"]
+    assert asked == [Path("results", name) for name in names]
 
 
 def test_the_commits_are_those_of_the_stages(

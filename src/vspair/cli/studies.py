@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +55,17 @@ def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
         return f"{name}-smoke"
     known = real or bool(os.environ.get("VSPAIR_DATA"))
     return name + "-phantoms" * (not known) + "-part" * part
+
+
+def of_real_slices(runs: Path | None, only: str) -> bool:
+    """Return whether a report is asked for of answers that say that they are of real slices."""
+    if runs is None or only != "report":
+        return False
+    for path in sorted(runs.glob("answers/*.json")):
+        with suppress(OSError, ValueError, AttributeError):  # the report says what is damaged
+            if json.loads(path.read_bytes()).get("phantoms") is False:
+                return True
+    return False
 
 
 def own_scale(smoke: bool, given: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -227,7 +240,8 @@ def ct(
     from vspair.studies.ct import reproduce as run
     from vspair.studies.ct_figures import redraw
 
-    out, runs = places(ct_name("ct", draw or data_dir is not None, smoke, epochs > 0), out, runs)
+    real = draw or data_dir is not None or of_real_slices(runs, only)
+    out, runs = places(ct_name("ct", real, smoke, epochs > 0), out, runs)
     if draw:
         drew(redraw(out))
         return
@@ -263,7 +277,8 @@ def ct_sweeps(
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    real, part = draw or data_dir is not None, epochs not in (0, 500)
+    real = draw or data_dir is not None or of_real_slices(runs, only)
+    part = epochs not in (0, 500)
     name = ct_name("ct-sweeps" + "-half" * half, real, smoke, part)
     out, runs = places(name, out, runs)
     if draw:

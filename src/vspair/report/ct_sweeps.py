@@ -46,7 +46,7 @@ def draw_beta(part: Part) -> Any:
         part: ``alpha0`` (a,), ``beta0`` (b,), and ``nnz`` and ``mse`` (a, b); what was not
             measured is NaN.
     """
-    panels = {"nnz": "active indices", "mse": "MSE"}
+    panels = {"nnz": "active indices", "mse": "MSE of a sample"}
     found = {name: title for name, title in panels.items() if name in part}
     if not found:
         return None
@@ -189,8 +189,8 @@ def _histograms(sheet: Sheet, omega: Any, tops: Sequence[float], left: float) ->
 # -- all figures ----------------------------------------------------------------------------
 
 FIGURES: dict[str, str] = {
-    "beta_prior": "Average number of active indices and average MSE on test images over the "
-    "parameters of the Beta prior. Hatched: not measured.",
+    "beta_prior": "Average number of active indices and average MSE of a sample on test images "
+    "over the parameters of the Beta prior.",
     "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
     "variance of samples, and the probabilities that an index is active. All rows have the "
     "same scales.",
@@ -213,6 +213,14 @@ def draw_sweeps(numbers: dict[str, Any], folder: Path) -> list[Path]:
     return write_groups(_DRAWS, numbers, folder)
 
 
-def gallery(paths: Sequence[Path]) -> str:
-    """Return figures that :func:`draw_sweeps` drew with their captions, as Markdown."""
-    return captioned(paths, FIGURES)
+def gallery(paths: Sequence[Path], more: Mapping[str, str] | None = None) -> str:
+    """Return figures that :func:`draw_sweeps` drew with their captions, as Markdown.
+
+    Arguments:
+        paths: The figures.
+        more: What to say in the captions of some of them, by file name without its ending.
+    """
+    more = more or {}
+    return captioned(
+        paths, {k: f"{text} {more.get(k, '')}".strip() for k, text in FIGURES.items()}
+    )

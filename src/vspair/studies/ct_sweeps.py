@@ -37,6 +37,7 @@ from vspair.report.sweeps import Settings, agree
 from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw
 from vspair.studies.ct_sweeps_measures import measure, simple_errors
 from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
+from vspair.studies.ct_tables import NAMES
 from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
 from vspair.sweeps import flat
 from vspair.together import MOST_LANES, in_time, train_together
@@ -146,6 +147,7 @@ def reproduce(
     names = [only] if only else list(STUDIES)
     points = list(dict.fromkeys(p for name in names for p in STUDIES[name].values()))
     settings = _settings(bench)
+    _simple(bench.answers, settings)  # refused now rather than after hours
     if not _work(bench, points, settings, lanes, keep):
         return None
     _answer_simply(bench, settings)
@@ -279,12 +281,13 @@ def _answer_simply(bench: Bench, settings: Settings) -> None:
 
 def _simple(answers: Path, settings: Settings) -> Settings | None:
     """Return the answer of the methods that nothing is learned for, if it is there."""
-    path, advice = answers / SIMPLE, "Remove it, and it is made again."
+    path, advice = answers / SIMPLE, "Remove it; a study of the same slices makes it again."
     if not path.is_file():
         return None
     try:
         answer = dict(json.loads(path.read_bytes()))
-        if not {"settings", "row", "machine", "commit"} <= set(answer):
+        whole = {"settings", "row", "machine", "commit"} <= set(answer)
+        if not (whole and set(answer["row"]) <= set(NAMES)):
             raise ValueError("it is not an answer of this study")
     except (ValueError, TypeError) as error:
         raise VspairError(f"{path} is damaged: {error}. {advice}") from None

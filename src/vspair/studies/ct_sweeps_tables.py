@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vspair import runs
+from vspair.errors import VspairError
 from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
 from vspair.report.sweeps import Settings
@@ -39,21 +40,19 @@ Answers = dict[str, Settings | None]
 
 GRIDS = {
     "nnz": "Average nnz",
-    "in_use": "Gates in use",
+    "near_one": "Gates near 1",
     "mse_sample": "MSE of a sample",
     "mse": "MSE of the mean of samples",
     "rho": "rho",
-    "rho_at_rest": "rho where it would rest",
 }
 """What is shown over alpha0 and beta0."""
 
 COLUMNS = {
     "nnz": "average nnz",
-    "in_use": "gates in use",
+    "near_one": "gates near 1",
     "omega": "mean omega",
     "undecided": "omega between 0.1 and 0.9",
     "rho": "rho",
-    "rho_at_rest": "where it would rest",
     "mse_sample": "MSE of a sample",
     "mse": "MSE of the mean of samples",
     "crps": "CRPS",
@@ -63,11 +62,7 @@ COLUMNS = {
 """What is shown over gamma_x."""
 
 
-_GATES = (
-    "Gates in nobody's use stand at rho and are counted by nnz as often as they are open by "
-    "chance; those in use stand near 1. With so many in use rho would rest at the last table's "
-    "value, where the gradient of eqs. (9) and (20) vanishes."
-)
+_IMAGES = {"noise", "truth", "mean", "variance", "omega"}
 
 
 def _value(answer: Settings | None, metric: str) -> float:
@@ -78,6 +73,33 @@ def _cell(value: float) -> str:
     if not np.isfinite(value):
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _shown(path: Path) -> dict[str, Any]:
+    """Return what is kept of the slices that are shown, by name."""
+    found = dict(load_numbers(path, ".").get("shown", {}))
+    if missing := sorted(_IMAGES - set(found)):
+        raise VspairError(
+            f"{path} is damaged: it has no {', '.join(missing)}. Remove it and the file "
+            f"{path.with_suffix('.json').name}, and the training is made again."
+        )
+    return found
+
+
+def with_gates(answer: Settings | None, images: Path) -> Settings | None:
+    """Return an answer with the number of its gates that are nearer to 1 than to rho.
+
+    Gates that the KL alone moves stand at rho. The others are counted on the slices whose images
+    are kept.
+
+    Arguments:
+        answer: An answer, nothing where a training is missing.
+        images: The file of its images; where it is not there, neither is the number.
+    """
+    if answer is None or "row" not in answer or not images.is_file():
+        return answer
+    near = _shown(images)["omega"] > (1 + answer["row"]["rho"]) / 2
+    return answer | {"row": answer["row"] | {"near_one": float(near.sum(1).mean())}}
 
 
 # -- figures --------------------------------------------------------------------------------
@@ -98,7 +120,7 @@ def numbers(studies: Mapping[str, Answers], images: Mapping[str, Path]) -> dict[
             found["beta"][name] = np.reshape([_value(a, metric) for a in prior], shape)
     there = {c: answer for c, answer in studies["gamma"].items() if answer and "row" in answer}
     if there:
-        parts = [load_numbers(images[condition], ".")["shown"] for condition in there]
+        parts = [_shown(images[condition]) for condition in there]
         one = len(parts[0]["truth"]) // 2
         found["gamma"] = {name: parts[0][name][one] for name in ("truth", "noise")}
         found["gamma"]["gamma_x"] = np.array([answer["gamma_x"] for answer in there.values()])
@@ -110,34 +132,6 @@ def numbers(studies: Mapping[str, Answers], images: Mapping[str, Path]) -> dict[
 def redraw(folder: Path) -> list[Path]:
     """Draw every figure again from the saved numbers of a results folder; return their paths."""
     return figures.draw_sweeps(load_numbers(folder / FILE, "."), folder)
-
-
-# -- gates ----------------------------------------------------------------------------------
-
-
-def with_gates(answer: Settings | None, images: Path) -> Settings | None:
-    r"""Return an answer with its gates in use, and the rho that would stay with them.
-
-    Gates that nobody uses stand at rho, others near 1, so those beyond the middle are counted, on
-    the slices whose images are kept. With :math:`K` of them the gradient of
-    :math:`\gamma_x \mathrm{KL} + \lambda_\rho \mathcal{L}_\rho`, eqs. (9) and (20), vanishes for
-    :math:`\lambda_1 = 1` at
-    :math:`\rho = (\gamma_x K + \lambda_\rho (\alpha_0 - 1)) / (\gamma_x K + \lambda_\rho
-    (\alpha_0 + \beta_0 - 2))`.
-
-    Arguments:
-        answer: An answer, nothing where a training is missing.
-        images: The file of its images; where it is not there, neither are these two numbers.
-    """
-    if answer is None or "row" not in answer or not images.is_file():
-        return answer
-    omega = load_numbers(images, ".")["shown"]["omega"]
-    used = float((omega > (1 + answer["row"]["rho"]) / 2).sum(1).mean())
-    weight = answer["settings"]["objective.lambda_x"] * answer["gamma_x"] * used
-    prior = answer["settings"]["objective.lambda_rho"]
-    on, off = weight + prior * (answer["alpha0"] - 1), prior * (answer["beta0"] - 1)
-    rest = on / (on + off) if on + off else np.nan
-    return answer | {"row": answer["row"] | {"in_use": used, "rho_at_rest": rest}}
 
 
 # -- tables ---------------------------------------------------------------------------------
@@ -155,18 +149,13 @@ def _prior(answers: Answers) -> str:
 
 
 def _trend(answers: Answers) -> str:
-    """Say how nnz follows the prior mean of rho, alpha0 / (alpha0 + beta0), as the paper expects.
-
-    Spearman's correlation: of ranks, equal values sharing the mean of theirs.
-    """
+    """Say how nnz follows the prior mean of rho, as the paper expects: Spearman's correlation."""
     there = [a for a in answers.values() if a and "row" in a]
-    if len(there) < 3:
-        return ""
     mean = _ranks([a["alpha0"] / (a["alpha0"] + a["beta0"]) for a in there])
-    nnz, error = (
-        float(np.corrcoef(mean, _ranks([a["row"][metric] for a in there]))[0, 1])
-        for metric in ("nnz", "mse_sample")
-    )
+    ranks = [mean, *(_ranks([a["row"][m] for a in there]) for m in ("nnz", "mse_sample"))]
+    if len(there) < 3 or not all(rank.any() for rank in ranks):  # equal values have no order
+        return ""
+    _, nnz, error = np.corrcoef(ranks)[0]
     return (
         "Rank correlation with the prior mean of rho, alpha0 / (alpha0 + beta0), over "
         f"{len(there)} trainings: {nnz:.2f} for nnz and {error:.2f} for the MSE of a sample."
@@ -174,6 +163,7 @@ def _trend(answers: Answers) -> str:
 
 
 def _ranks(values: Sequence[float]) -> NDArray[Any]:
+    """Return the ranks of values, from the middle on; equal values share the mean of theirs."""
     array = np.asarray(values, float)
     below, above = (array < array[:, None]).sum(1), (array > array[:, None]).sum(1)
     return np.asarray((below - above) / 2)
@@ -249,8 +239,10 @@ def _head(first: Settings, about: Settings, command: str) -> str:
         f"{settings['objective.lambda_x']:g}, lambda_2 = {settings['objective.lambda_y']:g}, "
         f"lambda_b = {settings['objective.lambda_binary']:g}. **{scale}** One "
         f"seed, the weights of the {settings['training.keep']} epoch; `best epoch` has the best "
-        "score on validation patients. All numbers are means over the test slices, with "
-        f"{settings['samples']} samples each."
+        "score on validation patients. Errors, CRPS and coverage are means over the test slices, "
+        f"with {settings['samples']} samples each; nnz counts the open gates of one sample a "
+        "slice, gates that stand at rho as often as they are open by chance. Gates nearer to 1 "
+        "than to rho are counted on the slices whose images are kept."
     )
 
 
@@ -265,7 +257,21 @@ def _command(settings: Settings, phantoms: bool, epochs: Mapping[str, int]) -> s
 
     if len(set(epochs.values())) == 1:
         return with_epochs(next(iter(epochs.values())))
-    return "; ".join(with_epochs(n, "--runs R", f"--only {name}") for name, n in epochs.items())
+    parts = [with_epochs(n, "--runs R", f"--only {name}") for name, n in epochs.items()]
+    return "; ".join([*parts, with_epochs(PAPER_EPOCHS, "--runs R", "--only report")])
+
+
+def _captions(
+    drawn: Mapping[str, Any], settings: Settings, epochs: Mapping[str, int]
+) -> dict[str, str]:
+    """Return what the captions say of the scale, by figure."""
+    words = {name: _scale(settings, {name: number}) for name, number in epochs.items()}
+    if "beta" in drawn and np.isnan(drawn["beta"]["nnz"]).any():
+        words["prior"] = f"Hatched: not measured. {words['prior']}"
+    if "gamma" in drawn:
+        words["gamma"] = f"Noise of {drawn['gamma']['noise']:.1f} %. {words['gamma']}"
+    figure = {"prior": "beta_prior", "gamma": "gamma_x"}
+    return {figure[name]: text for name, text in words.items()}
 
 
 def _beside(simple: Settings) -> str:
@@ -311,9 +317,6 @@ def write(
     write_summary(out / "summary.json", "ct-sweeps", command, about, rows, made=made)
     arrays = {f"{group}.{name}": v for group, part in drawn.items() for name, v in part.items()}
     runs.write_arrays(out / FILE, {k: np.asarray(v, np.float32) for k, v in arrays.items()})
-    noise = ""
-    if "gamma" in drawn:
-        noise = f" The slice of `gamma_x.png` has noise of {drawn['gamma']['noise']:.1f} %."
     parts = [
         "# Hyper-parameters of computed tomography (appendix B)",
         _head(first, about, command),
@@ -321,15 +324,13 @@ def write(
         sources(first["phantoms"], first["settings"]["geometry"] == HALF.describe()),
         "## The Beta prior",
         f"alpha0 and beta0, with gamma_x = 0.1 as in section 4.3. {_gaps(studies['prior'])}",
-        _GATES,
         _prior(studies["prior"]),
         _trend(studies["prior"]),
         "## The weight of x's KL",
         f"gamma_x, with alpha0 = 1, beta0 = 3 and networks of 2 blocks. {_gaps(studies['gamma'])}",
         _gamma(studies["gamma"]),
         "## Figures",
-        f"The MSE is that of a sample.{noise} {_scale(first['settings'], epochs)}",
-        figures.gallery(redraw(out)),
+        figures.gallery(redraw(out), _captions(drawn, first["settings"], epochs)),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     runs.write_text(out / "README.md", text)
