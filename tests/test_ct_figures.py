@@ -17,6 +17,7 @@ from vspair.studies import ct_figures
 
 N, SIDE = 3, 16
 SETTINGS = {"noise", "levels", "steps", "index", "alpha0", "beta0", "gamma_x"}
+SETTINGS |= {"prior_alpha0", "prior_beta0", "gamma_gamma_x"}
 GROUPS = {
     "comparison": "comparison",
     "omega": "omega",
@@ -27,6 +28,7 @@ GROUPS = {
     "hallucination": "hallucination",
     "beta": "beta_prior",
     "gamma": "gamma_x",
+    "curves": "curves",
 }
 """The figure of each group of numbers."""
 
@@ -76,6 +78,10 @@ def numbers() -> dict[str, Any]:
         | {"nnz": rng.integers(20, 2000, (3, 2)) * 1.0, "mse": rng.random((3, 2)) / 500},
         "gamma": {"gamma_x": np.array([0.001, 0.1]), "truth": truth[0], "mean": truth[:2]}
         | {"variance": rng.random((2, SIDE, SIDE)) * 1e-4, "omega": rng.random((2, 300))},
+        "curves": {"prior_alpha0": np.array([64.0, 1, 64]), "prior_beta0": np.array([1.0, 2, 2])}
+        | {"prior_epoch": epochs, "prior_rho": rng.random((3, 30)), "gamma_epoch": epochs[:9]}
+        | {"prior_kl": 900 / epochs * np.ones((3, 1)), "gamma_rho": rng.random((2, 9))}
+        | {"gamma_kl": rng.random((2, 9)), "gamma_gamma_x": np.array([0.001, 1.0])},
     }
 
 
@@ -109,7 +115,8 @@ def test_every_figure_is_drawn_and_has_a_caption(numbers: dict[str, Any], tmp_pa
     paths = draw(numbers, tmp_path / "new")
     assert [p.stem for p in paths] == [*ct.FIGURES, *ct_sweeps.FIGURES] == list(GROUPS.values())
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
-    text = ct.gallery(paths[:-2]) + ct_sweeps.gallery(paths[-2:])
+    text = ct.gallery(paths[:-3]) + ct_sweeps.gallery(paths[-3:], {"curves": "How long."})
+    assert text.endswith("over gamma_x. How long.")
     for path in paths:
         assert f"]({path.name})" in text
     before = [p.read_bytes() for p in paths]
@@ -137,7 +144,7 @@ def test_groups_without_anything_to_show_are_left_out(tmp_path: Path) -> None:
     empty = {
         "comparison": {"noise": nothing}, "omega": {"other": nothing},
         "history": {"paper_train": nothing}, "hallucination": {"other": nothing},
-        "beta": {"alpha0": nothing, "beta0": nothing},
+        "beta": {"alpha0": nothing, "beta0": nothing}, "curves": {"other": nothing},
     }  # fmt: skip
     assert draw(empty, tmp_path) == []
 
@@ -318,3 +325,18 @@ def test_saved_images_are_right_to_1_per_cent_and_stay_off_0() -> None:
     kept = ct_figures._narrow({"images": images})["images"]
     np.testing.assert_allclose(kept, images, rtol=0.01)
     assert ((kept != 0) == (images != 0)).all()
+
+
+def test_each_training_has_its_curves(numbers: dict[str, Any]) -> None:
+    part = numbers["curves"]
+    rho, other, kl, _ = ct_sweeps.draw_curves(part).axes
+    for axes, name in ((rho, "prior_rho"), (other, "gamma_rho"), (kl, "prior_kl")):
+        assert np.array_equal([line.get_ydata() for line in axes.get_lines()], part[name])
+    looks = [(line.get_color(), line.get_linestyle()) for line in rho.get_lines()]
+    assert looks[0][0] != looks[1][0] == looks[2][0]  # by beta0
+    assert looks[1][1] != looks[0][1] == looks[2][1]  # by alpha0
+    labels = [text.get_text() for text in rho.get_legend().get_texts()]
+    assert labels == ["$\\beta_0$ = 1", "$\\beta_0$ = 2"]
+    assert kl.get_yscale() == "log"
+    one = {key: values for key, values in part.items() if key.startswith("gamma")}
+    assert len(ct_sweeps.draw_curves(one).axes) == 2

@@ -417,6 +417,21 @@ def test_how_nnz_follows_the_prior_is_said(runs: Path, tmp_path: Path) -> None:
     assert "16 trainings: 0.85 for nnz and 0.51 for the MSE of a sample" in text
 
 
+def test_curves_are_drawn_where_metrics_are_there(out: Path, runs: Path, tmp_path: Path) -> None:
+    assert not (out / "curves.png").exists()  # a report from the answers alone
+    text = study.report(tmp_path / "out", runs / "answers")
+    assert "(curves.png)" in text
+    found = plots.load_numbers(tmp_path / "out" / FILE, ".")["curves"]
+    assert found["prior_alpha0"].tolist() == [1, 64]
+    assert found["prior_beta0"].tolist() == [1, 2]
+    for name, points in (("prior", TRAINED), ("gamma", GAMMA)):
+        for i, point in enumerate(points):
+            lines = Run(runs / point.label).metrics()
+            assert found[f"{name}_epoch"].tolist() == [line["epoch"] for line in lines] == [1, 2]
+            for key, metric in (("rho", "rho"), ("kl", "x_prior")):
+                assert np.allclose(found[f"{name}_{key}"][i], [line[metric] for line in lines])
+
+
 def test_redrawing_gives_the_same_pictures(out: Path) -> None:
     before = {p.name: p.read_bytes() for p in out.glob("*.png")}
     for path in out.glob("*.png"):

@@ -127,8 +127,9 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
         | {"row": {"nnz": 1.0 + i, "mse_sample": 0.1 + i}, "alpha0": 1.0, "beta0": 1.0 + i}
         for i, c in enumerate(conditions)
     }  # fmt: skip
-    images = dict.fromkeys(conditions, tmp_path / "images.npz")  # which is not there
-    text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, images)
+    nothing = ct_sweeps_tables.Kept(tmp_path / "images.npz", tmp_path / "metrics.jsonl")
+    files = dict.fromkeys(conditions, nothing)
+    text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, files)
     words = "ct-sweeps --data-dir D --half --epochs 60` at commits made-0, made-1, answers on m"
     assert words in text
     assert "Each training has 60 epochs; the paper's have 500." in text
@@ -138,7 +139,7 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     assert "16 trainings: " in text
     same: ct_sweeps_tables.Answers
     same = {c: {**a, "row": {"nnz": 1.0, "mse_sample": 0.1}} for c, a in there.items() if a}
-    text = ct_sweeps_tables.write(tmp_path / "same", {"prior": same, "gamma": {}}, images)
+    text = ct_sweeps_tables.write(tmp_path / "same", {"prior": same, "gamma": {}}, files)
     assert "Rank correlation" not in text
     assert "averaged over 2x2 pixels once more" in text
     assert "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0" in text

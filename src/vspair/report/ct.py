@@ -26,6 +26,7 @@ from vspair.report.plots import (
     Scale,
     Sheet,
     captioned,
+    even_axis,
     finite,
     floor_of,
     new_figure,
@@ -265,19 +266,6 @@ def draw_omega(part: Part) -> Any:
     return figure
 
 
-def _even_axis(axes: Any, *parts: Any) -> None:
-    """Make the vertical axis logarithmic where positive values are far apart."""
-    from matplotlib.ticker import LogLocator
-
-    values = finite(*parts) if parts else np.zeros(0)
-    if len(values) and values.min() > 0 and values.max() > 8 * values.min():
-        axes.set_yscale("log")
-        subs = (1.0,) if values.max() > 300 * values.min() else (1.0, 2.0, 5.0)
-        axes.yaxis.set_major_locator(LogLocator(subs=subs))
-        axes.yaxis.set_minor_formatter(lambda *_: "")
-        plain(axes)
-
-
 def _legend_above(figure: Any, columns: int, **more: Any) -> None:
     if columns:
         style: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": INK}
@@ -310,7 +298,7 @@ def draw_noise(part: Part) -> Any:
         style: dict[str, Any] = {"marker": marker, "markersize": 9 if marker == "*" else 5}
         line = "none" if name == "DPS" else line  # few slices a bin: chance, no course
         axes.plot(levels, kept[name], color=colour, linestyle=line, label=label, **style)
-    _even_axis(axes, *kept.values())
+    even_axis(axes, *kept.values())
     axes.set_xlim(left=0)
     axes.set_xlabel("noise (% of the sinogram's range)")
     axes.set_ylabel("MSE")
@@ -368,7 +356,7 @@ def _losses(axes: Any, history: Part) -> None:
             axes.plot(epoch[kept], values[kept], "o", **style)
             label = f"epoch (kept: {epoch[kept[0]]:g})"
     axes.set_xlabel(label)
-    _even_axis(axes, *drawn)
+    even_axis(axes, *drawn)
     every = finite(*drawn) if drawn else np.zeros(0)
     if axes.get_yscale() != "log" and len(every):
         low, high = float(every.min()), float(np.quantile(every, 0.98))

@@ -21,6 +21,7 @@ from vspair.report.plots import (
     Scale,
     Sheet,
     captioned,
+    even_axis,
     finite,
     floor_of,
     new_figure,
@@ -31,7 +32,7 @@ from vspair.report.plots import (
     write_groups,
 )
 
-__all__ = ["FIGURES", "draw_beta", "draw_gamma", "draw_sweeps", "gallery"]
+__all__ = ["FIGURES", "draw_beta", "draw_curves", "draw_gamma", "draw_sweeps", "gallery"]
 
 Part = Mapping[str, Any]
 
@@ -186,6 +187,55 @@ def _histograms(sheet: Sheet, omega: Any, tops: Sequence[float], left: float) ->
             plain(axes)
 
 
+# -- learning curves ------------------------------------------------------------------------
+
+_DASHES = ("-", "--", "-.", ":")
+
+
+def draw_curves(part: Part) -> Any:
+    """Draw rho and the KL of x over the epochs, a column a study, a line a training.
+
+    Arguments:
+        part: For each study, ``prior`` and ``gamma``, of those that are there: ``<study>_epoch``
+            (e,), ``<study>_rho`` and ``<study>_kl`` (n, e), not finite where nothing was
+            measured; ``prior_alpha0``, ``prior_beta0`` and ``gamma_gamma_x`` (n,).
+    """
+    studies = [name for name in ("prior", "gamma") if f"{name}_epoch" in part]
+    if not studies:
+        return None
+    figure = new_figure(3.6 * len(studies) + 0.3, 4.6)
+    grid = figure.subplots(2, len(studies), sharex="col", squeeze=False)
+    for name, (above, below) in zip(studies, grid.T, strict=True):
+        styles = _curve_styles(part, name)
+        for axes, key in ((above, "rho"), (below, "kl")):
+            for values, style in zip(part[f"{name}_{key}"], styles, strict=True):
+                axes.plot(part[f"{name}_epoch"], values, linewidth=1.2, **style)
+            quiet(axes)
+        above.set_ylim(0, 1)
+        even_axis(below, part[f"{name}_kl"])
+        below.set_xlabel("epoch")
+        above.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=2, loc="lower left")
+    for axes, words in zip(grid[:, 0], ("$\\rho$", "KL of x (nats)"), strict=True):
+        axes.set_ylabel(words)
+    return figure
+
+
+def _curve_styles(part: Part, name: str) -> list[dict[str, Any]]:
+    """Return colours, dashes and, once a colour, labels."""
+    if name == "gamma":
+        values = [f"$\\gamma_x$ = {value:g}" for value in part["gamma_gamma_x"]]
+        return [{"color": c, "label": v} for c, v in zip(PALETTE, values, strict=False)]
+    alpha, beta = list(part["prior_alpha0"]), list(part["prior_beta0"])
+    dashes = dict(zip(sorted(set(alpha)), _DASHES, strict=False))
+    colours = dict(zip(sorted(set(beta)), PALETTE, strict=False))
+    styles = [
+        {"color": colours[b], "linestyle": dashes[a]} for a, b in zip(alpha, beta, strict=True)
+    ]
+    for b in colours:
+        styles[beta.index(b)]["label"] = f"$\\beta_0$ = {b:g}"
+    return styles
+
+
 # -- all figures ----------------------------------------------------------------------------
 
 FIGURES: dict[str, str] = {
@@ -194,12 +244,15 @@ FIGURES: dict[str, str] = {
     "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
     "variance of samples, and the probabilities that an index is active. All rows have the "
     "same scales.",
+    "curves": "rho and the KL of x over the epochs of every training; on the left over alpha0 "
+    "(1 solid, 2 dashed, 16 dash-dotted, 64 dotted) and beta0, on the right over gamma_x.",
 }
 """What each figure shows, by its file name."""
 
 _DRAWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "beta_prior": ("beta", draw_beta),
     "gamma_x": ("gamma", draw_gamma),
+    "curves": ("curves", draw_curves),
 }
 
 

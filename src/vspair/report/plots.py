@@ -329,6 +329,19 @@ def plain(axes: Any) -> None:
     axes.tick_params(which="minor", length=2, width=0.5, color=FAINT)
 
 
+def even_axis(axes: Any, *parts: Any) -> None:
+    """Make the vertical axis logarithmic where positive values are far apart."""
+    from matplotlib.ticker import LogLocator
+
+    values = finite(*parts) if parts else np.zeros(0)
+    if len(values) and values.min() > 0 and values.max() > 8 * values.min():
+        axes.set_yscale("log")
+        subs = (1.0,) if values.max() > 300 * values.min() else (1.0, 2.0, 5.0)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs))
+        axes.yaxis.set_minor_formatter(lambda *_: "")
+        plain(axes)
+
+
 def png(figure: Any) -> bytes:
     """Return a figure as a PNG file, with nothing in it that changes from run to run."""
     buffer = io.BytesIO()

@@ -36,7 +36,7 @@ from vspair.problems.ct import CtPairs, Geometry
 from vspair.report.sweeps import Settings, agree
 from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw
 from vspair.studies.ct_sweeps_measures import measure, simple_errors
-from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
+from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, Kept, write
 from vspair.studies.ct_tables import NAMES
 from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
 from vspair.sweeps import flat
@@ -183,12 +183,14 @@ def report(out: Path, answers: Path, geometry: Geometry = GEOMETRY) -> str:
         name: {condition: found.get(point) for condition, point in points.items()}
         for name, points in STUDIES.items()
     }
-    images = {
-        condition: answers / f"{point.label}.npz"
+    files = {
+        condition: Kept(
+            answers / f"{point.label}.npz", answers.parent / point.label / "metrics.jsonl"
+        )
         for points in STUDIES.values()
         for condition, point in points.items()
     }
-    return write(out, studies, images, _simple(answers, next(iter(found.values()))["settings"]))
+    return write(out, studies, files, _simple(answers, next(iter(found.values()))["settings"]))
 
 
 # -- answers --------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 The figures are drawn from ``figures.npz``, arrays by group and name: ``beta`` has ``alpha0`` and
 ``beta0`` (4,), ``nnz`` and ``mse`` (4, 4), NaN where nothing was measured; ``gamma`` has, of the
 values that were measured, ``gamma_x`` (g,), ``mean`` and ``variance`` (g, R, C) and ``omega``
-(g, l) for one test slice, its ``truth`` (R, C) and its ``noise`` in per cent.
+(g, l) for one test slice, its ``truth`` (R, C) and its ``noise`` in per cent; ``curves`` has what
+:func:`vspair.report.ct_sweeps.draw_curves` draws, of the trainings whose metrics are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from vspair.studies.ct_data import GEOMETRY, HALF
 from vspair.studies.ct_tables import NAMES, describe, grid, sources
 from vspair.studies.results import Row, write_summary
 
-__all__ = ["GAMMAS", "VALUES", "Answers", "numbers", "redraw", "write"]
+__all__ = ["GAMMAS", "VALUES", "Answers", "Kept", "numbers", "redraw", "with_gates", "write"]
 
 VALUES = (1.0, 2.0, 16.0, 64.0)
 """What alpha0 and beta0 are varied over."""
@@ -37,6 +38,14 @@ FILE = "figures.npz"
 
 Answers = dict[str, Settings | None]
 """The answers of a study by condition, nothing for a training that is missing."""
+
+
+class Kept(NamedTuple):
+    """Where more is kept of a training: what its figures show, and its metrics by epoch."""
+
+    images: Path
+    history: Path
+
 
 GRIDS = {
     "nnz": "Average nnz",
@@ -105,12 +114,12 @@ def with_gates(answer: Settings | None, images: Path) -> Settings | None:
 # -- figures --------------------------------------------------------------------------------
 
 
-def numbers(studies: Mapping[str, Answers], images: Mapping[str, Path]) -> dict[str, Any]:
+def numbers(studies: Mapping[str, Answers], files: Mapping[str, Kept]) -> dict[str, Any]:
     """Return what the figures show, as arrays by group and name.
 
     Arguments:
         studies: The answers of both studies.
-        images: Where the images of gamma's trainings are, by condition.
+        files: What else is kept of the trainings, by condition.
     """
     found: dict[str, Any] = {}
     prior, shape = studies["prior"].values(), (len(VALUES), len(VALUES))
@@ -120,13 +129,33 @@ def numbers(studies: Mapping[str, Answers], images: Mapping[str, Path]) -> dict[
             found["beta"][name] = np.reshape([_value(a, metric) for a in prior], shape)
     there = {c: answer for c, answer in studies["gamma"].items() if answer and "row" in answer}
     if there:
-        parts = [_shown(images[condition]) for condition in there]
+        parts = [_shown(files[condition].images) for condition in there]
         one = len(parts[0]["truth"]) // 2
         found["gamma"] = {name: parts[0][name][one] for name in ("truth", "noise")}
         found["gamma"]["gamma_x"] = np.array([answer["gamma_x"] for answer in there.values()])
         for name in ("mean", "variance", "omega"):
             found["gamma"][name] = np.stack([part[name][one] for part in parts])
-    return found
+    curves: dict[str, Any] = {}
+    for name, answers in studies.items():
+        curves |= _curves(name, answers, files)
+    return found | ({"curves": curves} if curves else {})
+
+
+def _curves(name: str, answers: Answers, files: Mapping[str, Kept]) -> dict[str, Any]:
+    """Return how rho and the KL of x moved in the trainings of a study whose metrics are there."""
+    rows = {c: runs.read_metrics(files[c].history) for c, answer in answers.items() if answer}
+    rows = {condition: history for condition, history in rows.items() if history}
+    if not rows:
+        return {}
+    longest = max(rows.values(), key=len)
+    found: dict[str, Any] = {"epoch": np.array([line["epoch"] for line in longest])}
+    for key, metric in (("rho", "rho"), ("kl", "x_prior")):
+        found[key] = np.full((len(rows), len(longest)), np.nan)
+        for values, history in zip(found[key], rows.values(), strict=True):
+            values[: len(history)] = [line.get(metric, np.nan) for line in history]
+    varied = ("alpha0", "beta0") if name == "prior" else ("gamma_x",)
+    found |= {key: np.array([(answers[c] or {})[key] for c in rows]) for key in varied}
+    return {f"{name}_{key}": values for key, values in found.items()}
 
 
 def redraw(folder: Path) -> list[Path]:
@@ -271,7 +300,9 @@ def _captions(
     if "gamma" in drawn:
         words["gamma"] = f"Noise of {drawn['gamma']['noise']:.1f} %. {words['gamma']}"
     figure = {"prior": "beta_prior", "gamma": "gamma_x"}
-    return {figure[name]: text for name, text in words.items()}
+    return {figure[name]: text for name, text in words.items()} | {
+        "curves": _scale(settings, epochs)
+    }
 
 
 def _beside(simple: Settings) -> str:
@@ -286,7 +317,7 @@ def _beside(simple: Settings) -> str:
 def write(
     out: Path,
     studies: Mapping[str, Answers],
-    images: Mapping[str, Path],
+    files: Mapping[str, Kept],
     simple: Settings | None = None,
 ) -> str:
     """Write summary, figures and tables into a folder, and return the tables.
@@ -294,16 +325,16 @@ def write(
     Arguments:
         out: The folder of the results.
         studies: The answers of both studies, at least one of them.
-        images: Where the images of the trainings are, by condition.
+        files: What else is kept of the trainings, by condition.
         simple: The answer of methods that nothing is learned for.
     """
     studies = {
-        name: {c: with_gates(answer, images[c]) for c, answer in part.items()}
+        name: {c: with_gates(answer, files[c].images) for c, answer in part.items()}
         for name, part in studies.items()
     }
     there = [answer for part in studies.values() for answer in part.values() if answer]
     first, machines = there[0], sorted({answer["machine"] for answer in there})
-    epochs, drawn = _epochs(studies), numbers(studies, images)
+    epochs, drawn = _epochs(studies), numbers(studies, files)
     command = _command(first["settings"], first["phantoms"], epochs)
     about = {key: first[key] for key in ("slices", "patients", "phantoms")} | {"epochs": epochs}
     about["settings"] = {k: v for k, v in first["settings"].items() if k != "training.epochs"}
