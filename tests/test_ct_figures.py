@@ -116,7 +116,7 @@ def test_every_figure_is_drawn_and_has_a_caption(numbers: dict[str, Any], tmp_pa
     assert [p.stem for p in paths] == [*ct.FIGURES, *ct_sweeps.FIGURES] == list(GROUPS.values())
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
     text = ct.gallery(paths[:-3]) + ct_sweeps.gallery(paths[-3:], {"curves": "How long."})
-    assert text.endswith("over gamma_x. How long.")
+    assert text.endswith("that of gamma_x. How long.")
     for path in paths:
         assert f"]({path.name})" in text
     before = [p.read_bytes() for p in paths]
@@ -336,7 +336,11 @@ def test_each_training_has_its_curves(numbers: dict[str, Any]) -> None:
     assert looks[0][0] != looks[1][0] == looks[2][0]  # by beta0
     assert looks[1][1] != looks[0][1] == looks[2][1]  # by alpha0
     labels = [text.get_text() for text in rho.get_legend().get_texts()]
-    assert labels == ["$\\beta_0$ = 1", "$\\beta_0$ = 2"]
+    assert labels == [f"$\\{name}_0$ = {v}" for name, v in (
+        ("beta", 1), ("beta", 2), ("alpha", 1), ("alpha", 64)
+    )]  # fmt: skip
+    dashes = [line.get_linestyle() for line in rho.get_legend().get_lines()[2:]]
+    assert dashes == [looks[1][1], looks[0][1]]
     assert kl.get_yscale() == "log"
     one = {key: values for key, values in part.items() if key.startswith("gamma")}
     assert len(ct_sweeps.draw_curves(one).axes) == 2

@@ -214,10 +214,15 @@ def draw_curves(part: Part) -> Any:
         above.set_ylim(0, 1)
         even_axis(below, part[f"{name}_kl"])
         below.set_xlabel("epoch")
-        above.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=2, loc="lower left")
+        _curve_legend(above, part, name)
     for axes, words in zip(grid[:, 0], ("$\\rho$", "KL of x (nats)"), strict=True):
         axes.set_ylabel(words)
     return figure
+
+
+def _dashes(part: Part) -> dict[float, Any]:
+    """Return the dashes of each alpha0."""
+    return dict(zip(sorted(set(part["prior_alpha0"])), _DASHES, strict=False))
 
 
 def _curve_styles(part: Part, name: str) -> list[dict[str, Any]]:
@@ -225,15 +230,30 @@ def _curve_styles(part: Part, name: str) -> list[dict[str, Any]]:
     if name == "gamma":
         values = [f"$\\gamma_x$ = {value:g}" for value in part["gamma_gamma_x"]]
         return [{"color": c, "label": v} for c, v in zip(PALETTE, values, strict=False)]
-    alpha, beta = list(part["prior_alpha0"]), list(part["prior_beta0"])
-    dashes = dict(zip(sorted(set(alpha)), _DASHES, strict=False))
+    alpha, beta, dashes = list(part["prior_alpha0"]), list(part["prior_beta0"]), _dashes(part)
     colours = dict(zip(sorted(set(beta)), PALETTE, strict=False))
     styles = [
         {"color": colours[b], "linestyle": dashes[a]} for a, b in zip(alpha, beta, strict=True)
     ]
     for b in colours:
-        styles[beta.index(b)]["label"] = f"$\\beta_0$ = {b:g}"
+        i = beta.index(b)
+        styles[i] = styles[i] | {"label": f"$\\beta_0$ = {b:g}"}
     return styles
+
+
+def _curve_legend(axes: Any, part: Part, name: str) -> None:
+    """Name the colours and, in grey, the dashes."""
+    from matplotlib.lines import Line2D
+
+    handles = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    handles = [Line2D([], [], color=h.get_color(), label=h.get_label()) for h in handles]
+    if name == "prior":
+        handles += [
+            Line2D([], [], color=GREY, linestyle=dash, label=f"$\\alpha_0$ = {a:g}")
+            for a, dash in _dashes(part).items()
+        ]
+    style = {"frameon": False, "fontsize": 8, "labelcolor": INK, "loc": "lower left"}
+    axes.legend(handles=handles, ncols=2, **style)
 
 
 # -- all figures ----------------------------------------------------------------------------
@@ -244,8 +264,8 @@ FIGURES: dict[str, str] = {
     "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
     "variance of samples, and the probabilities that an index is active. All rows have the "
     "same scales.",
-    "curves": "rho and the KL of x over the epochs of every training; on the left over alpha0 "
-    "(1 solid, 2 dashed, 16 dash-dotted, 64 dotted) and beta0, on the right over gamma_x.",
+    "curves": "rho and the KL of x over the epochs of every training: of the study of alpha0 and "
+    "beta0, and of that of gamma_x.",
 }
 """What each figure shows, by its file name."""
 
