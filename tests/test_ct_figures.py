@@ -81,7 +81,10 @@ def numbers() -> dict[str, Any]:
         "curves": {"prior_alpha0": np.array([64.0, 1, 64]), "prior_beta0": np.array([1.0, 2, 2])}
         | {"prior_epoch": epochs, "prior_rho": rng.random((3, 30)), "gamma_epoch": epochs[:9]}
         | {"prior_kl": 900 / epochs * np.ones((3, 1)), "gamma_rho": rng.random((2, 9))}
-        | {"gamma_kl": rng.random((2, 9)), "gamma_gamma_x": np.array([0.001, 1.0])},
+        | {
+            "gamma_kl": 10 ** rng.random((2, 9)) ** 0.1 * [[1], [9]],
+            "gamma_gamma_x": np.array([0.001, 1.0]),
+        },
     }
 
 
@@ -116,7 +119,7 @@ def test_every_figure_is_drawn_and_has_a_caption(numbers: dict[str, Any], tmp_pa
     assert [p.stem for p in paths] == [*ct.FIGURES, *ct_sweeps.FIGURES] == list(GROUPS.values())
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
     text = ct.gallery(paths[:-3]) + ct_sweeps.gallery(paths[-3:], {"curves": "How long."})
-    assert text.endswith("that of gamma_x. How long.")
+    assert text.endswith("a column a study. How long.")
     for path in paths:
         assert f"]({path.name})" in text
     before = [p.read_bytes() for p in paths]
@@ -329,18 +332,38 @@ def test_saved_images_are_right_to_1_per_cent_and_stay_off_0() -> None:
 
 def test_each_training_has_its_curves(numbers: dict[str, Any]) -> None:
     part = numbers["curves"]
-    rho, other, kl, _ = ct_sweeps.draw_curves(part).axes
-    for axes, name in ((rho, "prior_rho"), (other, "gamma_rho"), (kl, "prior_kl")):
+    rho, other, kl, last = every = ct_sweeps.draw_curves(part).axes
+    names = ("prior_rho", "gamma_rho", "prior_kl", "gamma_kl")
+    for axes, name in zip(every, names, strict=True):
         assert np.array_equal([line.get_ydata() for line in axes.get_lines()], part[name])
+        epoch = part[f"{name.split('_')[0]}_epoch"]
+        assert all(np.array_equal(line.get_xdata(), epoch) for line in axes.get_lines())
+    assert rho.get_ylim() == other.get_ylim() == (0, 1)
+    assert (kl.get_yscale(), last.get_yscale()) == ("log", "log")
+    one = {key: values for key, values in part.items() if key.startswith("gamma")}
+    assert len(ct_sweeps.draw_curves(one).axes) == 2
+
+
+def test_the_legends_of_curves_name_their_colours_and_dashes(numbers: dict[str, Any]) -> None:
+    rho, other, *_ = ct_sweeps.draw_curves(numbers["curves"]).axes
     looks = [(line.get_color(), line.get_linestyle()) for line in rho.get_lines()]
     assert looks[0][0] != looks[1][0] == looks[2][0]  # by beta0
     assert looks[1][1] != looks[0][1] == looks[2][1]  # by alpha0
-    labels = [text.get_text() for text in rho.get_legend().get_texts()]
-    assert labels == [f"$\\{name}_0$ = {v}" for name, v in (
-        ("beta", 1), ("beta", 2), ("alpha", 1), ("alpha", 64)
-    )]  # fmt: skip
-    dashes = [line.get_linestyle() for line in rho.get_legend().get_lines()[2:]]
-    assert dashes == [looks[1][1], looks[0][1]]
-    assert kl.get_yscale() == "log"
-    one = {key: values for key, values in part.items() if key.startswith("gamma")}
-    assert len(ct_sweeps.draw_curves(one).axes) == 2
+
+    def legend(axes: Any) -> dict[str, Any]:
+        shown = axes.get_legend()
+        return {
+            text.get_text(): (line.get_color(), line.get_linestyle())
+            for text, line in zip(shown.get_texts(), shown.get_lines(), strict=True)
+        }
+
+    assert legend(rho) == {
+        "$\\beta_0$ = 1": (looks[0][0], "-"),
+        "$\\beta_0$ = 2": (looks[1][0], "-"),
+        "$\\alpha_0$ = 1": (plots.GREY, looks[1][1]),
+        "$\\alpha_0$ = 64": (plots.GREY, looks[0][1]),
+    }
+    colours = [line.get_color() for line in other.get_lines()]
+    assert colours[0] != colours[1]
+    assert [look[0] for look in legend(other).values()] == colours
+    assert list(legend(other)) == ["$\\gamma_x$ = 0.001", "$\\gamma_x$ = 1"]

@@ -417,11 +417,10 @@ def test_how_nnz_follows_the_prior_is_said(runs: Path, tmp_path: Path) -> None:
     assert "16 trainings: 0.85 for nnz and 0.51 for the MSE of a sample" in text
 
 
-def test_curves_are_drawn_where_metrics_are_there(out: Path, runs: Path, tmp_path: Path) -> None:
-    assert not (out / "curves.png").exists()  # a report from the answers alone
-    text = study.report(tmp_path / "out", runs / "answers")
-    assert "(curves.png)" in text
-    found = plots.load_numbers(tmp_path / "out" / FILE, ".")["curves"]
+def test_curves_are_drawn_from_the_answers(out: Path, runs: Path, tmp_path: Path) -> None:
+    text = (out / "README.md").read_text()
+    assert text.count("a column a study. Each training has 2 epochs") == 2
+    found = plots.load_numbers(out / FILE, ".")["curves"]
     assert found["prior_alpha0"].tolist() == [1, 64]
     assert found["prior_beta0"].tolist() == [1, 2]
     for name, points in (("prior", TRAINED), ("gamma", GAMMA)):
@@ -430,6 +429,17 @@ def test_curves_are_drawn_where_metrics_are_there(out: Path, runs: Path, tmp_pat
             assert found[f"{name}_epoch"].tolist() == [line["epoch"] for line in lines] == [1, 2]
             for key, metric in (("rho", "rho"), ("kl", "x_prior")):
                 assert np.allclose(found[f"{name}_{key}"][i], [line[metric] for line in lines])
+    answers = tmp_path / "answers"
+    shutil.copytree(runs / "answers", answers)
+    cut, gone = (answers / f"{point.label}.jsonl" for point in GAMMA[:2])
+    cut.write_text(cut.read_text().splitlines()[0])
+    gone.unlink()
+    study.report(tmp_path / "out", answers)
+    fewer = plots.load_numbers(tmp_path / "out" / FILE, ".")["curves"]
+    assert np.allclose(fewer["gamma_gamma_x"], [0.001, 0.1, 1])
+    assert np.isnan(fewer["gamma_rho"]).tolist() == [[False, True], [False] * 2, [False] * 2]
+    assert np.array_equal(fewer["gamma_kl"][1:], found["gamma_kl"][2:])
+    assert fewer["gamma_epoch"].tolist() == [1, 2]
 
 
 def test_redrawing_gives_the_same_pictures(out: Path) -> None:

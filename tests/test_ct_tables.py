@@ -127,8 +127,7 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
         | {"row": {"nnz": 1.0 + i, "mse_sample": 0.1 + i}, "alpha0": 1.0, "beta0": 1.0 + i}
         for i, c in enumerate(conditions)
     }  # fmt: skip
-    nothing = ct_sweeps_tables.Kept(tmp_path / "images.npz", tmp_path / "metrics.jsonl")
-    files = dict.fromkeys(conditions, nothing)
+    files = dict.fromkeys(conditions, tmp_path / "answer.json")  # with nothing beside it
     text = ct_sweeps_tables.write(tmp_path, {"prior": there, "gamma": {}}, files)
     words = "ct-sweeps --data-dir D --half --epochs 60` at commits made-0, made-1, answers on m"
     assert words in text
@@ -137,6 +136,9 @@ def test_the_sweeps_report_names_sources_and_commits(tmp_path: Path) -> None:
     assert text.count("44x44 image, 62 angles") == 3
     assert "Hatched" not in text
     assert "16 trainings: " in text
+    few = {c: there[c] if c in conditions[:2] else None for c in conditions}
+    text = ct_sweeps_tables.write(tmp_path / "few", {"prior": few, "gamma": {}}, files)
+    assert "Rank correlation" not in text
     same: ct_sweeps_tables.Answers
     same = {c: {**a, "row": {"nnz": 1.0, "mse_sample": 0.1}} for c, a in there.items() if a}
     text = ct_sweeps_tables.write(tmp_path / "same", {"prior": same, "gamma": {}}, files)
@@ -166,16 +168,18 @@ def test_gates_nearer_to_one_than_to_rho_are_counted(tmp_path: Path) -> None:
         ct_sweeps_tables.with_gates(answer, path)
 
 
+@pytest.mark.parametrize("folder", ["", "somewhere"])
 @pytest.mark.parametrize("phantoms", [True, False])
 def test_a_report_is_filed_under_what_the_answers_are_of(
-    phantoms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    phantoms: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = tmp_path / "answers"
     answers.mkdir()
-    (answers / "a.json").write_text("[]")
-    (answers / "b.json").write_text(json.dumps({"phantoms": phantoms}))
+    for name, text in {"a": "[]", "b": "{", "c": '{"row": 1}'}.items():
+        (answers / f"{name}.json").write_text(text)
+    (answers / "d.json").write_text(json.dumps({"phantoms": phantoms}))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VSPAIR_DATA", raising=False)
+    monkeypatch.setenv("VSPAIR_DATA", folder)
     asked: list[Path] = []
     monkeypatch.setattr(study, "reproduce", lambda out, **_: asked.append(out))
     monkeypatch.setattr(ct_sweeps, "reproduce", lambda out, **_: asked.append(out))
@@ -184,8 +188,8 @@ def test_a_report_is_filed_under_what_the_answers_are_of(
             words = ["reproduce", name, "--runs", str(tmp_path), "--only", only]
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 0, done.output
-    end = "-phantoms" * phantoms
-    names = [f"ct{end}", "ct-phantoms", f"ct-sweeps{end}", "ct-sweeps-phantoms"]
+    known, given = "-phantoms" * phantoms, "-phantoms" * (not folder)
+    names = [f"ct{known}", f"ct{given}", f"ct-sweeps{known}", f"ct-sweeps{given}"]
     assert asked == [Path("results", name) for name in names]
 
 
@@ -313,13 +317,11 @@ def test_all_methods_stand_beside_dps_on_its_slices(answers: Path) -> None:
     assert "4 slices" not in ct_tables.by_noise(ct_tables.collect(found, FEW.noise), "mse")
 
 
-def test_no_smaller_study_replaces_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_smaller_study_replaces_a_whole_one() -> None:
     assert ct_name("ct", True, False) == "ct"
     assert ct_name("ct", True, False, part=True) == "ct-part"
     assert ct_name("ct", False, False) == "ct-phantoms"
     assert ct_name("ct", False, True) == "ct-smoke"
-    monkeypatch.setenv("VSPAIR_DATA", "somewhere")
-    assert ct_name("ct-sweeps", False, False) == "ct-sweeps"
     done = CliRunner().invoke(app, ["reproduce", "ct", "--smoke", "--epochs", "3"])
     assert "leave out --epochs" in str(done.exception)
 

@@ -53,19 +53,18 @@ def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
     """Return what the folders of a CT study are called, so that none replaces a whole study's."""
     if smoke:
         return f"{name}-smoke"
-    known = real or bool(os.environ.get("VSPAIR_DATA"))
-    return name + "-phantoms" * (not known) + "-part" * part
+    return name + "-phantoms" * (not real) + "-part" * part
 
 
-def of_real_slices(runs: Path | None, only: str) -> bool:
-    """Return whether a report is asked for of answers that say that they are of real slices."""
-    if runs is None or only != "report":
-        return False
-    for path in sorted(runs.glob("answers/*.json")):
-        with suppress(OSError, ValueError, AttributeError):  # the report says what is damaged
-            if json.loads(path.read_bytes()).get("phantoms") is False:
-                return True
-    return False
+def of_real_slices(data_dir: Path | None, runs: Path | None, only: str) -> bool:
+    """Return whether a CT study is of real slices; of a report, its answers know it best."""
+    if only == "report" and runs is not None:
+        for path in sorted(runs.glob("answers/*.json")):
+            with suppress(OSError, ValueError, AttributeError):  # the report says what is damaged
+                phantoms = json.loads(path.read_bytes()).get("phantoms")
+                if phantoms is not None:
+                    return not phantoms
+    return data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
 
 
 def own_scale(smoke: bool, given: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -240,7 +239,7 @@ def ct(
     from vspair.studies.ct import reproduce as run
     from vspair.studies.ct_figures import redraw
 
-    real = draw or data_dir is not None or of_real_slices(runs, only)
+    real = draw or of_real_slices(data_dir, runs, only)
     out, runs = places(ct_name("ct", real, smoke, epochs > 0), out, runs)
     if draw:
         drew(redraw(out))
@@ -277,7 +276,7 @@ def ct_sweeps(
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    real = draw or data_dir is not None or of_real_slices(runs, only)
+    real = draw or of_real_slices(data_dir, runs, only)
     part = epochs not in (0, 500)
     name = ct_name("ct-sweeps" + "-half" * half, real, smoke, part)
     out, runs = places(name, out, runs)

@@ -190,6 +190,7 @@ def _histograms(sheet: Sheet, omega: Any, tops: Sequence[float], left: float) ->
 # -- learning curves ------------------------------------------------------------------------
 
 _DASHES = ("-", "--", "-.", ":")
+_TITLES = {"prior": "$\\alpha_0$ and $\\beta_0$", "gamma": "$\\gamma_x$"}
 
 
 def draw_curves(part: Part) -> Any:
@@ -200,7 +201,7 @@ def draw_curves(part: Part) -> Any:
             (e,), ``<study>_rho`` and ``<study>_kl`` (n, e), not finite where nothing was
             measured; ``prior_alpha0``, ``prior_beta0`` and ``gamma_gamma_x`` (n,).
     """
-    studies = [name for name in ("prior", "gamma") if f"{name}_epoch" in part]
+    studies = [name for name in _TITLES if f"{name}_epoch" in part]
     if not studies:
         return None
     figure = new_figure(3.6 * len(studies) + 0.3, 4.6)
@@ -211,7 +212,7 @@ def draw_curves(part: Part) -> Any:
             for values, style in zip(part[f"{name}_{key}"], styles, strict=True):
                 axes.plot(part[f"{name}_epoch"], values, linewidth=1.2, **style)
             quiet(axes)
-        above.set_ylim(0, 1)
+        above.set(ylim=(0, 1), title=_TITLES[name])
         even_axis(below, part[f"{name}_kl"])
         below.set_xlabel("epoch")
         _curve_legend(above, part, name)
@@ -264,8 +265,8 @@ FIGURES: dict[str, str] = {
     "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
     "variance of samples, and the probabilities that an index is active. All rows have the "
     "same scales.",
-    "curves": "rho and the KL of x over the epochs of every training: of the study of alpha0 and "
-    "beta0, and of that of gamma_x.",
+    "curves": "rho, and the KL of x as a mean over training images, over the epochs of every "
+    "training, a column a study.",
 }
 """What each figure shows, by its file name."""
 

@@ -36,7 +36,7 @@ from vspair.problems.ct import CtPairs, Geometry
 from vspair.report.sweeps import Settings, agree
 from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw
 from vspair.studies.ct_sweeps_measures import measure, simple_errors
-from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, Kept, write
+from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
 from vspair.studies.ct_tables import NAMES
 from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
 from vspair.sweeps import flat
@@ -184,9 +184,7 @@ def report(out: Path, answers: Path, geometry: Geometry = GEOMETRY) -> str:
         for name, points in STUDIES.items()
     }
     files = {
-        condition: Kept(
-            answers / f"{point.label}.npz", answers.parent / point.label / "metrics.jsonl"
-        )
+        condition: answers / f"{point.label}.json"
         for points in STUDIES.values()
         for condition, point in points.items()
     }
@@ -264,9 +262,12 @@ def _without_epochs(settings: Settings) -> Settings:
 def _keep(bench: Bench, point: Point, answer: Settings, images: dict[str, Any] | None) -> None:
     """Write an answer; it is there once its JSON file is, which is therefore the last."""
     path = bench.answers / f"{point.label}.json"
+    history = bench.folder / point.label / "metrics.jsonl"
     runs.make_folder(bench.answers)
     if images is not None:
         runs.write_arrays(path.with_suffix(".npz"), {f"shown.{k}": v for k, v in images.items()})
+    if history.is_file():
+        runs.write_text(path.with_suffix(".jsonl"), history.read_text())
     made = {"machine": runs.machine(bench.device), "commit": runs.commit()}
     whole = point._asdict() | answer | made | bench.data.shown
     runs.write_text(path, json.dumps(whole, indent=1) + "\n")

@@ -14,7 +14,7 @@ from vspair.studies.ct_measures import codes, judge
 from vspair.studies.ct_training import Bench
 from vspair.studies.factors import code_row
 
-__all__ = ["measure", "simple_errors"]
+__all__ = ["SHOWN", "measure", "simple_errors"]
 
 SHOWN = 3
 """Test slices whose images are kept, spread evenly over the noise."""

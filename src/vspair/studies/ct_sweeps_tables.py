@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,11 @@ from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
 from vspair.report.sweeps import Settings
 from vspair.studies.ct_data import GEOMETRY, HALF
+from vspair.studies.ct_sweeps_measures import SHOWN
 from vspair.studies.ct_tables import NAMES, describe, grid, sources
 from vspair.studies.results import Row, write_summary
 
-__all__ = ["GAMMAS", "VALUES", "Answers", "Kept", "numbers", "redraw", "with_gates", "write"]
+__all__ = ["GAMMAS", "VALUES", "Answers", "numbers", "redraw", "with_gates", "write"]
 
 VALUES = (1.0, 2.0, 16.0, 64.0)
 """What alpha0 and beta0 are varied over."""
@@ -38,14 +39,6 @@ FILE = "figures.npz"
 
 Answers = dict[str, Settings | None]
 """The answers of a study by condition, nothing for a training that is missing."""
-
-
-class Kept(NamedTuple):
-    """Where more is kept of a training: what its figures show, and its metrics by epoch."""
-
-    images: Path
-    history: Path
-
 
 GRIDS = {
     "nnz": "Average nnz",
@@ -89,8 +82,8 @@ def _shown(path: Path) -> dict[str, Any]:
     found = dict(load_numbers(path, ".").get("shown", {}))
     if missing := sorted(_IMAGES - set(found)):
         raise VspairError(
-            f"{path} is damaged: it has no {', '.join(missing)}. Remove it and the file "
-            f"{path.with_suffix('.json').name}, and the training is made again."
+            f"{path} is damaged: it has no {', '.join(missing)}. Remove it and {path.stem}.json, "
+            "and the training is made again."
         )
     return found
 
@@ -99,7 +92,7 @@ def with_gates(answer: Settings | None, images: Path) -> Settings | None:
     """Return an answer with the number of its gates that are nearer to 1 than to rho.
 
     Gates that the KL alone moves stand at rho. The others are counted on the slices whose images
-    are kept.
+    are kept, a few of all.
 
     Arguments:
         answer: An answer, nothing where a training is missing.
@@ -114,12 +107,12 @@ def with_gates(answer: Settings | None, images: Path) -> Settings | None:
 # -- figures --------------------------------------------------------------------------------
 
 
-def numbers(studies: Mapping[str, Answers], files: Mapping[str, Kept]) -> dict[str, Any]:
+def numbers(studies: Mapping[str, Answers], files: Mapping[str, Path]) -> dict[str, Any]:
     """Return what the figures show, as arrays by group and name.
 
     Arguments:
         studies: The answers of both studies.
-        files: What else is kept of the trainings, by condition.
+        files: The files of the answers by condition; images and metrics stand beside them.
     """
     found: dict[str, Any] = {}
     prior, shape = studies["prior"].values(), (len(VALUES), len(VALUES))
@@ -129,7 +122,7 @@ def numbers(studies: Mapping[str, Answers], files: Mapping[str, Kept]) -> dict[s
             found["beta"][name] = np.reshape([_value(a, metric) for a in prior], shape)
     there = {c: answer for c, answer in studies["gamma"].items() if answer and "row" in answer}
     if there:
-        parts = [_shown(files[condition].images) for condition in there]
+        parts = [_shown(files[condition].with_suffix(".npz")) for condition in there]
         one = len(parts[0]["truth"]) // 2
         found["gamma"] = {name: parts[0][name][one] for name in ("truth", "noise")}
         found["gamma"]["gamma_x"] = np.array([answer["gamma_x"] for answer in there.values()])
@@ -141,9 +134,10 @@ def numbers(studies: Mapping[str, Answers], files: Mapping[str, Kept]) -> dict[s
     return found | ({"curves": curves} if curves else {})
 
 
-def _curves(name: str, answers: Answers, files: Mapping[str, Kept]) -> dict[str, Any]:
+def _curves(name: str, answers: Answers, files: Mapping[str, Path]) -> dict[str, Any]:
     """Return how rho and the KL of x moved in the trainings of a study whose metrics are there."""
-    rows = {c: runs.read_metrics(files[c].history) for c, answer in answers.items() if answer}
+    there = [condition for condition, answer in answers.items() if answer]
+    rows = {c: runs.read_metrics(files[c].with_suffix(".jsonl")) for c in there}
     rows = {condition: history for condition, history in rows.items() if history}
     if not rows:
         return {}
@@ -271,7 +265,7 @@ def _head(first: Settings, about: Settings, command: str) -> str:
         "score on validation patients. Errors, CRPS and coverage are means over the test slices, "
         f"with {settings['samples']} samples each; nnz counts the open gates of one sample a "
         "slice, gates that stand at rho as often as they are open by chance. Gates nearer to 1 "
-        "than to rho are counted on the slices whose images are kept."
+        f"than to rho are counted on {min(SHOWN, slices['test'])} of the test slices."
     )
 
 
@@ -317,7 +311,7 @@ def _beside(simple: Settings) -> str:
 def write(
     out: Path,
     studies: Mapping[str, Answers],
-    files: Mapping[str, Kept],
+    files: Mapping[str, Path],
     simple: Settings | None = None,
 ) -> str:
     """Write summary, figures and tables into a folder, and return the tables.
@@ -325,11 +319,11 @@ def write(
     Arguments:
         out: The folder of the results.
         studies: The answers of both studies, at least one of them.
-        files: What else is kept of the trainings, by condition.
+        files: The files of the answers by condition; images and metrics stand beside them.
         simple: The answer of methods that nothing is learned for.
     """
     studies = {
-        name: {c: with_gates(answer, files[c].images) for c, answer in part.items()}
+        name: {c: with_gates(answer, files[c].with_suffix(".npz")) for c, answer in part.items()}
         for name, part in studies.items()
     }
     there = [answer for part in studies.values() for answer in part.values() if answer]
