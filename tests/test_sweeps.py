@@ -390,3 +390,4 @@ def test_the_command_says_when_every_trial_has_failed(program: Any) -> None:
     assert "diverged" in shown
     assert shown.endswith("Error: Every trial has failed. new/README.md says why.\n")
     assert "Every trial" not in program(f"{words}0.001,1e30", 0)
+    assert "Every trial" in program(f"{words}1e30", 2), "what succeeded was not asked for"

@@ -69,6 +69,13 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     assert not same(a, c)
 
 
+def test_the_bar_leaves_standard_output_to_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    vspair.fit(*pairs(), config=config(epochs=2), progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "epoch 2/2" in shown.err
+
+
 def test_training_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     vspair.fit(*pairs(), config=config(epochs=1), progress=False)

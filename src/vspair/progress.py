@@ -31,6 +31,7 @@ class Progress:
     def __enter__(self) -> Self:
         if self._show:
             from rich import progress as rich
+            from rich.console import Console
             from rich.table import Column
 
             # In a narrow terminal the terms are cut short, never the epoch and the time left.
@@ -43,6 +44,7 @@ class Progress:
                 rich.BarColumn(bar_width=12),
                 rich.TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
                 rich.TextColumn("{task.fields[terms]}"),
+                console=Console(stderr=True),  # answers go to stdout
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=self._epochs, epoch=0, terms="")

@@ -404,7 +404,10 @@ def run(
         say: Called with a line for each trial that is finished.
 
     Returns:
-        The table as Markdown.
+        The table as Markdown, of all that is in the folder.
+
+    Raises:
+        VspairError: The pairs or the sweep are not right, or every trial asked for has failed.
     """
     x, y = as_pairs(x, y)
     train, held = split(len(x), sweep.held_out, 0)
@@ -436,4 +439,8 @@ def run(
     proposed = list(_Search(sweep).points().values()) if sweep.trials else []
     with alone(sweep.folder):
         axes: dict[str, str] = {axis.key: axis.scale for axis in sweep.axes}
-        return record.write(sweep.folder, axes, sweep.metric, command, device, proposed)
+        text = record.write(sweep.folder, axes, sweep.metric, command, device, proposed)
+    asked = sweep.trials_of(proposed if sweep.trials else sweep.grid())
+    if all("error" in (trial.row or {}) for trial in asked):
+        raise VspairError(f"Every trial has failed. {sweep.folder / 'README.md'} says why.")
+    return text
