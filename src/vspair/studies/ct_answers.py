@@ -59,6 +59,7 @@ __all__ = [
     "sampled",
     "shown",
     "simple_methods",
+    "solve",
     "zeta_here",
 ]
 
@@ -191,13 +192,14 @@ def _answer(bench: Bench, name: str, how: object, method: Method, parameters: in
     return True
 
 
-def _solve(bench: Bench, y: Tensor, weight: float | Tensor) -> TvResult:
+def solve(bench: Bench, y: Tensor, weight: float | Tensor) -> TvResult:
+    """Return TV-ADMM's answers to sinograms (k, A, D), with a weight for all or one for each."""
     transform, most = bench.data.problem.transform, bench.scale.tv_iterations
     return tv_admm(transform, y.to(bench.device), weight, max_iterations=most)
 
 
 def _tv(bench: Bench, y: Tensor, weight: float) -> Tensor:
-    return _solve(bench, y, weight).x
+    return solve(bench, y, weight).x
 
 
 def _tried(bench: Bench, rows: Tensor, weight: float) -> dict[str, Tensor]:
@@ -206,8 +208,8 @@ def _tried(bench: Bench, rows: Tensor, weight: float) -> dict[str, Tensor]:
     return {"mse": (_tv(bench, part.y[rows], weight) - x).square().mean((1, 2))}
 
 
-def choose_weights(bench: Bench) -> Tensor | None:
-    """Return the weight of the list that is best in each bin of the noise, with shape (bins,).
+def choose_weights(bench: Bench, listed: Sequence[float] = WEIGHTS) -> Tensor | None:
+    """Return the weight of a list that is best in each bin of the noise, with shape (bins,).
 
     Chosen by the squared error on validation slices; the paper took the best for each test slice,
     which needs the truth. Nothing is returned where time runs out.
@@ -215,8 +217,8 @@ def choose_weights(bench: Bench) -> Tensor | None:
     data, scale = bench.data, bench.scale
     rows = spread_out(data.validation_level, scale.tv_images)
     own = _print_of(data.validation.y[rows])
-    key = digest(own, "tv-choice", WEIGHTS, scale.tv_iterations)
-    work: list[Block] = [partial(_tried, bench, rows, weight) for weight in WEIGHTS]
+    key = digest(own, "tv-choice", tuple(listed), scale.tv_iterations)
+    work: list[Block] = [partial(_tried, bench, rows, weight) for weight in listed]
     blocks = _blocks(bench, "tv-choice", key, work)
     if blocks is None:
         return None
@@ -226,7 +228,7 @@ def choose_weights(bench: Bench) -> Tensor | None:
     places = range(len(edges(scale.noise)) - 1)
     inside = [bins == b if (bins == b).any() else bins >= 0 for b in places]
     best = [int(errors[:, mask].mean(1).argmin()) for mask in inside]
-    weights = torch.tensor([WEIGHTS[i] for i in best])
+    weights = torch.tensor([listed[i] for i in best])
     table = np.stack([errors[:, mask].mean(1) for mask in inside])
     keep(bench, "tv-choice", key, {"choice": {"weight": weights, "mse": table}})
     return weights
@@ -270,7 +272,7 @@ def methods(bench: Bench) -> Iterator[tuple[str, object, Method, int] | None]:
         return
     own = weights[bin_of(data.test_level, bench.scale.noise)].to(device)
     settings = weights.tolist(), bench.scale.tv_iterations, "converged"
-    yield "tv", settings, lambda rows: _solve(bench, data.test.y[rows], own[rows.to(device)]), 0
+    yield "tv", settings, lambda rows: solve(bench, data.test.y[rows], own[rows.to(device)]), 0
 
 
 # -- vsPAIR ---------------------------------------------------------------------------------
