@@ -279,7 +279,7 @@ def test_the_share_of_slices_that_tv_solved_is_shown(
     def some(_: Any, y: Tensor, *__: Any, **___: Any) -> TvResult:
         rest = y.new_zeros(len(y))
         met = y[:, 0, 64] > y[:, 0, 64].median()
-        return TvResult(y.new_zeros(len(y), 88, 88), 1, met, rest, rest)
+        return TvResult(y.new_zeros(len(y), 88, 88), 1, met, rest, rest, rest)
 
     monkeypatch.setattr(ct_answers, "tv_admm", some)
     assert ct_answers.answer_all(bench)

@@ -140,6 +140,31 @@ def test_it_says_when_it_has_not_converged() -> None:
     assert (long.dual < 3e-5).all()
 
 
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize("weight", [0.3, 30.0, 3e5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gap_is_how_far_the_objective_is_from_its_least(
+    dtype: torch.dtype, weight: float, nonnegative: bool
+) -> None:
+    ray, y = noisy()
+    best = tv_admm(ray, y, weight, nonnegative=nonnegative, tolerance=1e-8, max_iterations=2000)
+    least = tv_objective(ray, best.x, y, weight)
+    assert best.gap.max() < 1e-6
+    found = tv_admm(ray, y.to(dtype), weight, nonnegative=nonnegative)
+    above = 1 - least / tv_objective(ray, found.x.double(), y, weight)
+    torch.testing.assert_close(found.gap.double(), above, rtol=0.2, atol=1e-5)
+    assert (above[found.converged] < 1e-4).all()
+    # Round-off of x alone, times such a weight, is more than the tolerance.
+    assert bool(found.converged.all()) == (dtype == torch.float64 or weight < 3e5)
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    ray, y = noisy()
+    low = tv_admm(ray, y.bfloat16(), 0.3)
+    assert low.x.dtype == torch.bfloat16
+    assert torch.equal(low.x, tv_admm(ray, y.bfloat16().float(), 0.3).x.bfloat16())
+
+
 def test_an_empty_sinogram_gives_an_empty_image() -> None:
     result = tv_admm(RayTransform(GEOMETRY), torch.zeros(14, 17), 0.1)
     assert torch.equal(result.x, torch.zeros(GEOMETRY.shape))
@@ -160,6 +185,8 @@ def test_a_gpu_gives_the_same() -> None:
     [
         ({"weight": 0.0}, "weight = 0.0"),
         ({"weight": -1.0}, "weight = -1.0"),
+        ({"weight": float("inf")}, "weight = inf"),
+        ({"weight": float("nan")}, "weight = nan"),
         ({"weight": 0.1, "tolerance": 0.0}, "tolerance = 0.0"),
     ],
 )

@@ -15,6 +15,12 @@ by the system's circulant neighbour. The dual residual is that of the optimality
 :math:`A^T (A x - y) + \rho K^T u`, so that what those steps leave unsolved is part of it. Each
 observation has its own :math:`\rho`, which keeps its two residuals of one size.
 
+Small residuals alone do not make a small objective: where :math:`\lambda` is large it multiplies
+what little the primal one leaves. The duals :math:`p = \rho u` lie in the polar of the total
+variation, so that, by convexity, no image has an objective below :math:`f(x) + \langle p, K x
+\rangle` (f the misfit), but for the dual residual. How far the answer is above that, as a share of
+its objective, is the gap.
+
 The gradient is a difference of neighbouring pixels, not divided by their distance: with lengths in
 metres :math:`\lambda` is the square of a pixel's side in metres times what it is in pixels.
 """
@@ -44,9 +50,11 @@ class TvResult(NamedTuple):
     Arguments:
         x: Images, with shape (*, R, C).
         iterations: How many were taken.
-        converged: Whether both residuals are below the tolerance, bool, with shape (*).
+        converged: Whether both residuals are below the tolerance and the gap is below twice the
+            tolerance, bool, with shape (*).
         primal: The primal residual over its scale, with shape (*).
         dual: The dual residual over its scale, with shape (*).
+        gap: How far the objective may be above its least value, as a share, with shape (*).
     """
 
     x: Tensor
@@ -54,6 +62,7 @@ class TvResult(NamedTuple):
     converged: Tensor
     primal: Tensor
     dual: Tensor
+    gap: Tensor
 
 
 def _gradient(x: Tensor) -> Tensor:
@@ -148,6 +157,28 @@ class _System:
         gain = self.symbol + rho * (self.laplacian + self.sign)
         return torch.fft.irfft2(torch.fft.rfft2(r) / gain, s=r.shape[1:])
 
+    def bounded(self, x: Tensor) -> Tensor:
+        """Return the images that answer: cut off at 0 where asked for, which raises no TV."""
+        return x.clamp(min=0) if self.sign else x
+
+    def gap(self, x: Tensor, y: Tensor, p: Tensor, lam: Tensor) -> Tensor:
+        """Return how far the answer of x is above its lower bound, as a share, (B, 1, 1).
+
+        Arguments:
+            x: Images, with shape (B, R, C).
+            y: Sinograms, with shape (B, A, D).
+            p: The duals rho u, with shape (B, 2 or 3, R, C).
+            lam: The scaled weights, with shape (B, 1, 1).
+        """
+        answer = self.bounded(x)
+        rest, moved = self.transform(answer) - y, self.transform(answer - x)
+        steepness = torch.linalg.vector_norm(_gradient(answer), dim=1)
+        # Differences of the misfits and of the penalties, each without cancellation.
+        excess = _dot(rest - moved / 2, moved) / self.scale
+        excess = excess + (lam * steepness - (p * self.split(x)).sum(1)).sum((1, 2), keepdim=True)
+        objective = _dot(rest, rest) / (2 * self.scale) + lam * steepness.sum((1, 2), keepdim=True)
+        return excess.clamp(min=0) / objective.clamp(min=1e-30)
+
     def solve(self, x: Tensor, right: Tensor, rho: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """Take steps of conjugate gradients; return x and what is left of the right-hand side."""
         rest = right - self.left(x, rho)
@@ -210,40 +241,43 @@ def tv_admm(
         y: Sinograms, with shape (*, A, D).
         weight: The weight lambda of the total variation, above 0, a number or with shape (*).
         nonnegative: Whether x must not be negative.
-        tolerance: What both residuals must be below, as shares of their scale. With the default
-            the objective is within 1e-4 of its least value.
+        tolerance: What both residuals must be below, as shares of their scale, and the gap below
+            twice of it. With the default the objective of what has converged is within 1e-4 of
+            its least value. Large weights need float64 for that.
         max_iterations: Where to stop if they never are.
         steps: How many steps of conjugate gradients an iteration takes.
     """
     geometry = transform.geometry
     check_tensor(y, geometry.sinogram_shape, "y", "sinograms", geometry)
     shape = y.shape[:-2]
-    flat = y.reshape(-1, *y.shape[-2:])
-    lam = _weights(weight, y)
-    if not len(flat) or not bool((lam > 0).all()) or not tolerance > 0:
+    work = y if y.dtype in (torch.float32, torch.float64) else y.float()
+    flat = work.reshape(-1, *y.shape[-2:])
+    lam = _weights(weight, work)
+    inside = (lam > 0) & (lam < math.inf)
+    if not len(flat) or not bool(inside.all()) or not 0 < tolerance < math.inf:
         raise VspairError(
-            f"weight = {weight}, tolerance = {tolerance}: expected numbers above 0, and at least "
-            "one sinogram."
+            f"weight = {weight}, tolerance = {tolerance}: expected finite numbers above 0, and at "
+            "least one sinogram."
         )
     with torch.no_grad():
-        x, count, primal, dual = _iterate(
-            _System.of(transform, y, nonnegative), flat, lam, tolerance, max_iterations, steps
+        x, count, *ends = _iterate(
+            _System.of(transform, work, nonnegative), flat, lam, tolerance, max_iterations, steps
         )
-    primal, dual = primal.reshape(shape), dual.reshape(shape)
-    done = (primal < tolerance) & (dual < tolerance)
-    return TvResult(x.reshape(*shape, *geometry.shape), count, done, primal, dual)
+    done, primal, dual, gap = (end.reshape(shape) for end in ends)
+    image = x.reshape(*shape, *geometry.shape).to(y.dtype)
+    return TvResult(image, count, done, primal, dual, gap)
 
 
 def _iterate(
     system: _System, y: Tensor, lam: Tensor, tolerance: float, most: int, steps: int
-) -> tuple[Tensor, int, Tensor, Tensor]:
+) -> tuple[Tensor, int, Tensor, Tensor, Tensor, Tensor]:
     data = system.transform.adjoint(y) / system.scale
     lam = lam / system.scale
     x = system.precondition(data, torch.full_like(lam, 1e-2))
     z = u = torch.zeros_like(system.split(x))
     # Where the threshold lambda / rho is a small part of an edge.
     rho = lam / (0.02 * x.abs().amax((1, 2), keepdim=True)).clamp(min=1e-12)
-    primal = dual = torch.full_like(lam, math.inf)
+    primal = dual = gap = torch.full_like(lam, math.inf)
     # Round-off alone leaves residuals of this size; no more can be asked for.
     least = 30 * torch.finfo(y.dtype).eps / tolerance
     count, turn = 0, _BALANCE_FIRST
@@ -258,13 +292,16 @@ def _iterate(
         primal = _norm(kx - z) / torch.maximum(_norm(z), least * _norm(x)).clamp(min=1e-30)
         force = torch.maximum(_norm(rho * system.split_adjoint(u)), least * _norm(data))
         dual = _norm(slope) / force.clamp(min=1e-30)
-        if bool(((primal < tolerance) & (dual < tolerance)).all()):
-            break
+        small = (primal < tolerance) & (dual < tolerance)
+        if bool(small.all()) or count == most:
+            gap = system.gap(x, y, rho[:, None] * u, lam)
+            small = small & (gap < 2 * tolerance)
+            if bool(small.all()):
+                break
         if count == turn:
             # Ever more rarely: only a rho that rests lets the iteration converge.
             turn *= _BALANCE_LATER
             ratio = (primal / dual.clamp(min=1e-30)).sqrt().clamp(1 / _BALANCE, _BALANCE)
             change = torch.where((ratio > 1.5) | (ratio < 1 / 1.5), ratio, 1)
             rho, u = rho * change, u / change[:, None]
-    # The copy of x that obeys its bounds to the last bit.
-    return (z[:, 2] if system.sign else x), count, primal, dual
+    return system.bounded(x), count, small, primal, dual, gap
