@@ -25,6 +25,7 @@ GEOMETRIES = {
     "axes": Geometry((8, 6), angles=(0.0, math.pi / 2, math.pi, math.pi / 4), detectors=9),
     "coarse detector": Geometry((12, 12), angles=7, detectors=5, pixel=1.0, spacing=3.3),
     "fine detector": Geometry((12, 12), angles=7, detectors=60, pixel=1.0, spacing=0.21),
+    "finest detector": Geometry((5, 4), angles=3, detectors=7, pixel=1.0, spacing=1e-5),
     "narrow detector": Geometry((12, 12), angles=7, detectors=6, pixel=1.0, spacing=0.7),
 }
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -309,9 +310,9 @@ def test_pairs_are_reproducible_by_seed() -> None:
         problem.pairs(x[0], 0)
 
 
-@pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf])
-def test_wrong_noise_is_named(noise: float) -> None:
-    with pytest.raises(VspairError, match=f"noise = {noise}.*ten per cent"):
+@pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf, "a", None, True])
+def test_wrong_noise_is_named(noise: Any) -> None:
+    with pytest.raises(VspairError, match=f"noise = {noise!r}.*ten per cent"):
         CtProblem(noise=noise)
 
 
@@ -438,6 +439,9 @@ def test_sizes_may_be_numpy_s() -> None:
         ({"pixel": 0.0}, "pixel = 0.0"),
         ({"pixel": "1 mm"}, "pixel = '1 mm': expected a finite length"),
         ({"spacing": math.inf}, "spacing = inf"),
+        ({"spacing": 1e-20}, "A detector pixel is 1e-20 wide.*Give another spacing"),
+        ({"angles": 10**25}, "too large .*10000000000000000000000000 angles.*as many rays"),
+        ({"shape": (10**5, 10**5)}, "too large .*100000x100000 image.*at most 2,147,483,647"),
     ],
 )
 def test_wrong_geometries_are_named(settings: dict[str, Any], words: str) -> None:

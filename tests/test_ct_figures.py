@@ -12,6 +12,7 @@ from torch import Generator
 
 from vspair.problems.phantoms import chest_phantoms
 from vspair.report import ct, ct_sweeps, plots
+from vspair.report.cells import readable
 from vspair.report.plots import Scale
 from vspair.studies import ct_figures
 
@@ -292,7 +293,7 @@ def test_text_can_be_read_on_every_colour() -> None:
         colour = np.array(shade[:3])
         linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
         luminance = float(linear @ [0.2126, 0.7152, 0.0722])
-        text = 1.0 if ct_sweeps._readable(shade) == "white" else 0.0
+        text = 1.0 if readable(shade) == "white" else 0.0
         high, low = max(luminance, text) + 0.05, min(luminance, text) + 0.05
         assert high / low >= 4.5
 

@@ -25,7 +25,6 @@ from vspair.studies.ct_data import (
     arrange,
     augment,
     bin_of,
-    convert_weight,
     draw,
     edges,
     split_patients,
@@ -97,8 +96,7 @@ def test_weights_and_steps_in_other_units() -> None:
     x, metres = torch.rand(1, 88, 88), replace(GEOMETRY, pixel=4 * LODOPAB_PIXEL)
     assert metres == Geometry()
     ratio = RayTransform(metres)(x).square().sum() / RayTransform(GEOMETRY)(x).square().sum()
-    weight = convert_weight(0.5, GEOMETRY.pixel, metres.pixel)
-    assert weight / 0.5 == pytest.approx(float(ratio), rel=1e-4)
+    assert (metres.pixel / GEOMETRY.pixel) ** 2 == pytest.approx(float(ratio), rel=1e-4)
     pixels = RayTransform(replace(GEOMETRY, pixel=1.0))(x).norm()
     here = RayTransform(GEOMETRY)(x).norm()
     assert 0.1 * float(pixels) == pytest.approx(zeta_here(0.1) * float(here), rel=1e-4)

@@ -19,7 +19,7 @@ from vspair.errors import VspairError
 from vspair.problems.ct import CtPairs
 from vspair.runs import Run, read_metrics
 from vspair.studies import ct as study
-from vspair.studies import ct_seconds
+from vspair.studies import ct_answers, ct_seconds
 from vspair.studies.ct_answers import read
 from vspair.studies.ct_data import CtData, draw, spread_out
 from vspair.studies.ct_figures import FILE
@@ -252,6 +252,31 @@ def test_the_numbers_of_the_figures_keep_the_contract(results: Path) -> None:
     for name, values in numbers.items():
         narrow = values.ndim > 2 or name.startswith("omega.")
         assert name.endswith(".index") or values.dtype == (np.float16 if narrow else np.float32)
+
+
+def test_the_histogram_of_omega_sees_every_factor() -> None:
+    """Equal steps over (1600, 4096) values would see a quarter of the factors."""
+    found = ct_answers._some(torch.arange(4096).repeat(1600), ct_answers.MOST_OMEGA)
+    assert len(found) == ct_answers.MOST_OMEGA
+    assert len(found.unique()) == 4096
+    few = torch.rand(7)
+    assert torch.equal(ct_answers._some(few, 50).sort().values, few.sort().values)
+
+
+def test_damaged_answers_are_made_again(results: Path, tmp_path: Path) -> None:
+    for name in ("about.json", "fbp.npz", "test.npz"):
+        shutil.copy(results / "runs" / "answers" / name, tmp_path)
+    path = tmp_path / "fbp.npz"
+    key = str(ct_answers.read(path)["key"]["own"])
+    assert ct_answers.known(path, key)
+    path.write_bytes(path.read_bytes()[:-40])
+    assert not ct_answers.known(path, key)
+    with pytest.raises(VspairError, match=r"fbp.npz is damaged: .*Remove it and run the study"):
+        study.report(tmp_path / "out", tmp_path)
+    path.unlink()
+    (tmp_path / "about.json").write_text("{")
+    with pytest.raises(VspairError, match=r"about.json is damaged: .*the trainings stay"):
+        study.report(tmp_path / "out", tmp_path)
 
 
 def test_what_is_done_is_not_done_again(results: Path) -> None:

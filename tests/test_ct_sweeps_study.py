@@ -515,10 +515,10 @@ def test_the_studies_may_differ_in_their_epochs(data: CtData, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ("{", "damaged: "),
-        ("[]", "damaged: it is not an answer"),
-        ({"row": {"guess": 1.0}}, "damaged: it is not an answer"),
-        ({"settings": {"noise": 0.2}}, "noise is 0.2 there and 0.1 here"),
+        ("{", "damaged: .*Remove it"),
+        ("[]", "damaged: it is not an answer.*Remove it"),
+        ({"row": {"guess": 1.0}}, "damaged: it is not an answer.*Remove it"),
+        ({"settings": {"noise": 0.2}}, "noise is 0.2 there and 0.1 here.*by --runs"),
     ],
 )
 def test_simple_answers_of_something_else_are_refused(
@@ -530,12 +530,12 @@ def test_simple_answers_of_something_else_are_refused(
     path = answers / "simple.json"
     kept = json.loads(path.read_text())
     path.write_text(changes if isinstance(changes, str) else json.dumps(kept | changes))
-    with pytest.raises(VspairError, match=rf"simple.json .*{fault}.*Remove it"):
+    with pytest.raises(VspairError, match=rf"simple.json .*{fault}"):
         study.report(tmp_path / "out", answers)
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(study, "draw", lambda *_: data)
     monkeypatch.setattr(study, "_work", None)  # it is refused before any work
-    with pytest.raises(VspairError, match=rf"simple.json .*{fault}.*Remove it"):
+    with pytest.raises(VspairError, match=rf"simple.json .*{fault}"):
         study.reproduce(tmp_path / "out", folder=tmp_path, scale=FEW, device="cpu")
 
 

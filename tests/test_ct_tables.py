@@ -240,7 +240,7 @@ def test_a_stage_of_another_scale_is_refused(data: CtData, tmp_path: Path) -> No
     with pytest.raises(VspairError, match=r"samples is 4 there and 5 here. Give the same scale"):
         study._note(replace(bench, scale=replace(bench.scale, samples=5)), "answers")
     real = replace(data, phantoms=False)
-    with pytest.raises(VspairError, match=r"notes phantoms. Give no --data-dir"):
+    with pytest.raises(VspairError, match=r"notes phantoms, here are real .* no --data-dir"):
         study._note(replace(bench, data=real), "answers")
     assert noted()["epochs"] == 60
 
@@ -322,6 +322,7 @@ def test_no_smaller_study_replaces_a_whole_one() -> None:
     assert ct_name("ct", True, False, part=True) == "ct-part"
     assert ct_name("ct", False, False) == "ct-phantoms"
     assert ct_name("ct", False, True) == "ct-smoke"
+    assert ct_name("ct", True, True) == "ct-smoke-real"
     done = CliRunner().invoke(app, ["reproduce", "ct", "--smoke", "--epochs", "3"])
     assert "leave out --epochs" in str(done.exception)
 

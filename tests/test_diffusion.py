@@ -370,6 +370,7 @@ def test_the_deviation_of_trajectories() -> None:
     [
         ({"y": torch.zeros(2, 3)}, r"y has shape \(2, 3\): expected \(B, 2\)"),
         ({"y": torch.zeros(0, 2)}, "at least one observation"),
+        ({"shape": (4,)}, r"does not take images of shape \(4,\): .* Give the shape of one"),
         ({"steps": 0}, "steps = 0"),
         ({"chunk": 0}, "chunk = 0"),
         ({"zeta": -0.1}, "zeta = -0.1"),
@@ -381,9 +382,10 @@ def test_the_deviation_of_trajectories() -> None:
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
-    values: dict[str, Any] = {"y": Y, "steps": 2, "generator": Generator()} | settings
+    values: dict[str, Any] = {"y": Y, "steps": 2, "generator": Generator(), "shape": (3,)}
+    values |= settings
     values["y"] = values["y"].double()
     with pytest.raises(VspairError, match=words):
-        dps(predictor, SDE, operator, shape=(3,), **values)
+        dps(predictor, SDE, operator, **values)
     with pytest.raises(VspairError, match="beta_min = 2"):
         VPSDE(2.0, 1.0)

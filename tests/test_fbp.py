@@ -161,3 +161,14 @@ def test_wrong_use_is_named() -> None:
             Fbp(SMALL, cutoff=cutoff)
     with pytest.raises(VspairError, match="not equally spaced"):
         Fbp(Geometry((8, 8), angles=(0.1, 0.2, 0.3), detectors=9))
+
+
+def test_an_empty_batch() -> None:
+    geometry = Geometry((8, 6), angles=5, detectors=12)
+    assert Fbp(geometry)(torch.zeros(0, 5, 12)).shape == (0, 8, 6)
+
+
+def test_a_batch_beyond_all_memory_is_said() -> None:
+    fbp = Fbp(Geometry((8, 6), angles=5, detectors=12))
+    with pytest.raises(VspairError, match=r"batch of 10000000000000 .*Use smaller batches\.$"):
+        fbp(torch.zeros(1, 1, 1).expand(10**13, 5, 12))

@@ -156,9 +156,9 @@ def test_faults_in_the_files_are_named(
     with pytest.raises(VspairError, match=r"part = 'valid': expected train, validation, test"):
         Lodopab(folder, "valid")  # type: ignore[arg-type]
     reader = Lodopab(folder, "test")
-    for wrong in (7, -1):
+    for wrong in (7, -1, 0.5):
         with pytest.raises(VspairError, match=f"Slice {wrong}: .* from 0 to 6"):
-            reader.images([0, wrong])
+            reader.images([0, wrong])  # type: ignore[list-item]
     with pytest.raises(VspairError, match="at least one slice"):
         reader.images([])
     here = Lodopab(tmp_path, "test")
@@ -186,6 +186,14 @@ def test_faults_in_the_files_are_named(
         file["data"] = h5py.Empty("f4")
     with pytest.raises(VspairError, match="holds float32 of shape None"):
         here.images([0])
+    with h5py.File(path, "w") as file:
+        file["data"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(VspairError, match="is damaged"):
+        here.images([0])
+    with h5py.File(path, "w") as file:
+        file["data"] = np.full((4, 362, 362), np.nan, np.float32)
+    with pytest.raises(VspairError, match="not finite: unpack it again"):
+        here.images([0])
     with pytest.raises(VspairError, match="6 slices: 9 were asked for"):
         load_slices(folder, train=3, test=19)
 
@@ -198,9 +206,10 @@ def test_faults_in_the_patient_ids_are_named(tmp_path: Path) -> None:
     path.write_text("1\n2\n3\n")
     with pytest.raises(VspairError, match=r"3 lines: expected 6"):
         reader.patients()
-    path.write_text("1\nx\n3\n")
-    with pytest.raises(VspairError, match="one whole number a line"):
-        reader.patients()
+    for wrong in ("x", "9" * 30):
+        path.write_text(f"1\n{wrong}\n3\n")
+        with pytest.raises(VspairError, match="one whole number a line"):
+            reader.patients()
 
 
 @pytest.mark.usefixtures("small")
@@ -285,9 +294,13 @@ def test_a_compact_file_without_slices_is_refused(tmp_path: Path) -> None:
         ({"lo": np.zeros((4, 88, 87), np.uint8)}, r"lo uint8 \(4, 88, 87\)"),
         ({"hi": np.zeros((4, 88, 88), np.uint16)}, "hi is uint16"),
         ({"scale": np.array(0)}, "scale is 0"),
+        ({"scale": np.array(np.inf)}, "scale is inf"),
+        ({"scale": np.array("4095")}, "scale is 4095; expected one finite number"),
         ({"scale": np.array(100)}, "values reach"),
         ({"patient": np.array(["a"])}, r"patient has shape \(1,\)"),
         ({"order": np.array([0, 0, 1, 2])}, "each of the 4 slices once"),
+        ({"order": np.array([0.0, 1.0, 2.0, 3.0])}, "each of the 4 slices once"),
+        ({"order": np.array([0, "a"], object)}, "cannot be read"),
     ],
 )
 def test_faults_in_a_compact_file_are_named(

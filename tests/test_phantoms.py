@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.errors import VspairError
-from vspair.problems.phantoms import TISSUES, chest_phantoms
+from vspair.problems.phantoms import chest_phantoms
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,6 @@ def test_the_seed_decides(phantoms: Tensor) -> None:
     many = chest_phantoms(70, Generator().manual_seed(0))
     assert torch.equal(many[:64], phantoms)
     assert not torch.equal(chest_phantoms(5, Generator().manual_seed(1)), few)
-
-
-def test_tissues_are_ordered_as_their_density() -> None:
-    assert list(TISSUES.values()) == sorted(TISSUES.values())
 
 
 def test_wrong_sizes_are_named() -> None:

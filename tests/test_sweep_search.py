@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from vspair import records as record
 from vspair import sweeps
 from vspair.config import Config
 from vspair.errors import VspairError
 from vspair.interrupts import Interrupted
-from vspair.report import sweeps as record
 from vspair.sweeps import Axis, Sweep, run
 
 Pairs = tuple[Tensor, Tensor]
@@ -50,6 +50,8 @@ def test_a_stopped_search_goes_on_as_it_would_have(
     with pytest.raises(Interrupted):
         run(stopped, *pairs)
     assert len(record.rows(stopped.folder)) == 10
+    with (stopped.folder / "study.journal").open("ab") as journal:
+        journal.write(b'{"op_code": 4, "wor')  # killed while it wrote
     text = run(stopped, *pairs)
     assert scores(stopped.folder) == scores(whole.folder)
     assert len(record.rows(stopped.folder)) == 12

@@ -18,13 +18,13 @@ from torch import Tensor
 import vspair
 from vspair import claims, cli, sweeps
 from vspair import config as configs
+from vspair import records as record
 from vspair.claims import STALE, Claim
 from vspair.config import Config
 from vspair.data import fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
 from vspair.interrupts import Interrupted
-from vspair.report import sweeps as record
 from vspair.runs import read_metrics
 from vspair.sweeps import Axis, Sweep, run
 
@@ -138,6 +138,15 @@ def test_what_is_finished_is_not_trained_again(
     run(Sweep(grid, GRID, base), *pairs, say=said.append)
     assert scores(grid) == before
     assert not said
+
+
+def test_a_damaged_row_is_named(grid: Path, pairs: Pairs, base: Config) -> None:
+    path = next(grid.glob("trials/*/scores.json"))
+    path.write_text('{"trial": ')
+    with pytest.raises(VspairError, match=r"scores.json is damaged: .*Remove it, and the trial"):
+        record.rows(grid)
+    path.unlink()
+    assert len(record.rows(grid)) == 3
 
 
 def test_a_larger_grid_adds_trials(grid: Path, pairs: Pairs, base: Config) -> None:
@@ -364,6 +373,7 @@ def program(
         ),
         ("--set objective.beta0=1 --metric nnz", "metric = 'nnz': expected one of mse_mean, mse,"),
         ("--set objective.beta0=1 --held-out 0", "held_out = 0.0"),
+        ("--set objective.beta0=1 --held-out nan", "held_out = nan"),
         ("--set objective.beta0=1 --jobs 0", "'--jobs'"),
         ("", "'--set'"),
     ],

@@ -258,8 +258,15 @@ def test_a_compiled_training_gives_the_plain_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_features_of_a_time(dtype: torch.dtype) -> None:
     time, t = _Time().to(dtype), torch.tensor([0.0, 0.3, 1.0], dtype=dtype)
-    angle = 1000 * t[:, None] * torch.exp(torch.arange(128).to(t) * (-math.log(1e4) / 128))
-    assert torch.equal(time(t), time.layers(torch.cat((angle.sin(), angle.cos()), 1)))
+    seen: list[Tensor] = []
+    time.layers.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    time(t)
+    sin, cos = seen[0].chunk(2, 1)
+    torch.testing.assert_close(sin.square() + cos.square(), torch.ones(3, 128, dtype=dtype))
+    # Frequencies fall from 1000 by equal ratios, to a ten thousandth of it after 128 of them.
+    assert float(sin[1, 0]) == pytest.approx(math.sin(300.0), abs=1e-4)
+    assert float(cos[2, 64]) == pytest.approx(math.cos(10.0), abs=1e-4)
+    assert float(sin[2, 96]) == pytest.approx(math.sin(1.0), abs=1e-4)
 
 
 def test_seeds_and_the_average() -> None:

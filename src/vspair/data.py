@@ -7,6 +7,7 @@ array is met here, with its name and the place of the fault, and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import lzma
 import tokenize
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from torch import Generator, Tensor, nn
 from vspair.errors import VspairError
 
 __all__ = [
+    "DAMAGE",
     "Normaliser",
     "as_array",
     "as_data",
@@ -30,7 +32,7 @@ __all__ = [
     "split",
 ]
 
-_DAMAGE = (
+DAMAGE = (
     OSError,
     ValueError,
     EOFError,
@@ -39,6 +41,7 @@ _DAMAGE = (
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
 )
 """What numpy, zipfile and h5py raise of a file that is cut short, changed or not what it says."""
 
@@ -59,8 +62,10 @@ def load_array(path: str | Path) -> np.ndarray[Any, Any]:
             return _load_npz(file, name)
         if file.suffix in {".h5", ".hdf5"}:
             return _load_hdf5(file, name)
-    except _DAMAGE as error:
-        raise VspairError(f"{file} cannot be read as an array: {error}") from None
+    except DAMAGE as error:
+        raise VspairError(
+            f"{file} cannot be read as an array: {error}. Make or get it again."
+        ) from None
     raise VspairError(f"{file}: expected a file that ends in .npy, .npz, .h5 or .hdf5.")
 
 

@@ -54,6 +54,7 @@ __all__ = [
     "load",
     "machine",
     "pick_device",
+    "read_json",
     "read_metrics",
     "versions",
 ]
@@ -118,6 +119,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Read a JSON file of names and values; say what to do where it is damaged."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise VspairError(f"{path} is damaged: {error}. {advice}") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:

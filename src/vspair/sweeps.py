@@ -39,8 +39,8 @@ from vspair.errors import VspairError
 from vspair.evaluation import evaluate
 from vspair.fitting import fit, resumed, suggest
 from vspair.interrupts import Interrupted
-from vspair.report import sweeps as record
-from vspair.report.sweeps import Settings, flat
+from vspair.records import Settings, flat, folder_name, mend, read_row, rows, settle
+from vspair.report import sweeps as report
 
 __all__ = ["METRICS", "Axis", "Sweep", "flat", "run"]
 
@@ -131,7 +131,7 @@ class Trial(NamedTuple):
     @property
     def row(self) -> Settings | None:
         """Its settings and scores, or nothing where it is not finished."""
-        return record.read_row(self.path)
+        return read_row(self.path)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Sweep:
             shared |= {"kind": "search", "axes": " ".join(sorted(map(str, self.axes)))}
             shared |= {"seeds": self.seeds, "metric": self.metric}
         keys = [axis.key for axis in self.axes]
-        kept = record.settle(self.folder, shared, keys)
+        kept = settle(self.folder, shared, keys)
         return replace(self, base=_changed(self.config, {key: kept[key] for key in keys}))
 
     def grid(self) -> list[Settings]:
@@ -221,7 +221,7 @@ class Sweep:
             first = point.get("training.seed", self.config.training.seed)
             config = _changed(self.config, point | {"training.seed": first + seed})
             settings = {k: v for k, v in sorted(flat(config).items()) if v != base[k]}
-            path = self.folder / "trials" / record.folder_name(settings)
+            path = self.folder / "trials" / folder_name(settings)
             found[path] = Trial(path, config, settings)
         return list(found.values())
 
@@ -270,7 +270,7 @@ class _Search:
         self.optuna, self.sweep, path = _optuna(), sweep, str(sweep.folder / "study.journal")
         journal = self.optuna.storages.journal
         with alone(sweep.folder):
-            Path(f"{path}.lock").unlink(missing_ok=True)  # of a process that was killed
+            mend(Path(path))
             file = journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))
             storage, create = self.optuna.storages.JournalStorage(file), self.optuna.create_study
             self.study = create(storage=storage, study_name="sweep", load_if_exists=True)
@@ -410,22 +410,22 @@ def run(
         VspairError: The pairs or the sweep are not right, or every trial asked for has failed.
     """
     x, y = as_pairs(x, y)
-    train, held = split(len(x), sweep.held_out, 0)
-    if not (0 < sweep.held_out < 1 and len(held)):
+    if not (0 < sweep.held_out < 1 and min(round(sweep.held_out * len(x)), len(x) - 1)):
         raise VspairError(f"held_out = {sweep.held_out} of {len(x)} pairs: expected some of them.")
+    train, held = split(len(x), sweep.held_out, 0)
     pairs, device = [x[train], y[train], x[held], y[held]], str(runs.pick_device(device))
     sweep = sweep.resolved(*pairs[:2])
     sweep.check()
     if sweep.trials:
         _optuna()
     sweep = sweep.joined(fingerprint(x, y))
-    seen = {row["trial"] for row in record.rows(sweep.folder)}
+    seen = {row["trial"] for row in rows(sweep.folder)}
 
     def notice() -> None:
-        for row in record.rows(sweep.folder):
+        for row in rows(sweep.folder):
             if row["trial"] not in seen:
                 seen.add(row["trial"])
-                say(record.line(row, sweep.metric))
+                say(report.line(row, sweep.metric))
 
     if jobs > 1:
         _share(jobs, (sweep, [t.numpy() for t in pairs], device, threads), notice)
@@ -439,7 +439,7 @@ def run(
     proposed = list(_Search(sweep).points().values()) if sweep.trials else []
     with alone(sweep.folder):
         axes: dict[str, str] = {axis.key: axis.scale for axis in sweep.axes}
-        text = record.write(sweep.folder, axes, sweep.metric, command, device, proposed)
+        text = report.write(sweep.folder, axes, sweep.metric, command, device, proposed)
     asked = sweep.trials_of(proposed if sweep.trials else sweep.grid())
     if all("error" in (trial.row or {}) for trial in asked):
         raise VspairError(f"Every trial has failed. {sweep.folder / 'README.md'} says why.")

@@ -388,7 +388,13 @@ def _check_dps(
         raise VspairError(f"residual = {residual!r}: expected norm or squared.")
     with torch.no_grad():
         image = inverse(torch.zeros(1, *shape, dtype=y.dtype, device=y.device))
-        expected = tuple(operator(image).shape[1:])
+        try:
+            expected = tuple(operator(image).shape[1:])
+        except RuntimeError as error:
+            raise VspairError(
+                f"The operator does not take images of shape {shape}: {error}. Give the shape of "
+                "one image, as the operator is given it."
+            ) from None
     if tuple(y.shape[1:]) != expected or not len(y):
         raise VspairError(
             f"y has shape {tuple(y.shape)}: expected (B, {', '.join(map(str, expected))}), what "

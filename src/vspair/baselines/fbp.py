@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 from vspair.problems.ct.gather import Gather
-from vspair.problems.ct.geometry import Geometry, check_tensor
+from vspair.problems.ct.geometry import Geometry, check_tensor, enough_memory
 
 __all__ = ["Fbp", "ramp"]
 
@@ -98,10 +98,14 @@ class Fbp:
         shape = self.geometry.sinogram_shape
         check_tensor(y, shape, "y", "sinograms", self.geometry)
         work = y if y.dtype in (torch.float32, torch.float64) else y.float()
-        filtered = self._filter(work).reshape(-1, math.prod(shape))
-        keep = self._back.nbytes(work.dtype) <= self.memory
-        image = self._back(filtered.T, keep=keep).T
-        return image.reshape(*y.shape[:-2], *self.geometry.shape).to(y.dtype)
+        if not y.numel():
+            return y.new_empty(*y.shape[:-2], *self.geometry.shape)
+        matrix = self._back.nbytes(work.dtype)
+        keep = matrix <= self.memory
+        with enough_memory(y, self.geometry, work.dtype, matrix * keep, "a lower memory"):
+            filtered = self._filter(work).reshape(-1, math.prod(shape))
+            image = self._back(filtered.T, keep=keep).T
+            return image.reshape(*y.shape[:-2], *self.geometry.shape).to(y.dtype)
 
     def _filter(self, y: Tensor) -> Tensor:
         gain, detectors = self._gain.to(y), self.geometry.detectors

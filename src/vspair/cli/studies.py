@@ -52,7 +52,7 @@ def places(name: str, out: Path | None, runs: Path | None) -> tuple[Path, Path]:
 def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
     """Return what the folders of a CT study are called, so that none replaces a whole study's."""
     if smoke:
-        return f"{name}-smoke"
+        return f"{name}-smoke" + "-real" * real
     return name + "-phantoms" * (not real) + "-part" * part
 
 

@@ -24,9 +24,11 @@ are 88x88 already:
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -106,7 +108,7 @@ class Lodopab:
             raise VspairError(f"There is no file {path}. Get it from {_SITE}.")
         try:
             ids = np.array([int(line) for line in path.read_text().split()], np.int64)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise VspairError(
                 f"{path} cannot be read: {error}. Expected one whole number a line."
             ) from None
@@ -121,7 +123,7 @@ class Lodopab:
         if not len(indices):
             raise VspairError("indices = []: expected at least one slice.")
         for i in indices:
-            if not 0 <= i < len(self):
+            if not isinstance(i, Integral) or not 0 <= i < len(self):
                 raise VspairError(
                     f"Slice {i}: the {self.part} part has those from 0 to {len(self) - 1}."
                 )
@@ -150,9 +152,12 @@ def _read_rows(path: Path, rows: list[int], shape: tuple[int, int]) -> NDArray[n
     try:
         with h5py.File(path, "r") as file:
             data = _dataset(path, file, shape, max(rows))
-            return np.stack([data[row] for row in rows])
-    except (OSError, RuntimeError) as error:
+            found = np.stack([data[row] for row in rows])
+    except (OSError, RuntimeError, KeyError) as error:
         raise VspairError(f"{path} is damaged ({error}): unpack it again.") from None
+    if not np.isfinite(found).all():
+        raise VspairError(f"{path} holds values that are not finite: unpack it again.")
+    return found
 
 
 def _dataset(path: Path, file: Any, shape: tuple[int, int], last: int) -> Any:
@@ -202,15 +207,17 @@ def load_compact(path: str | Path) -> Slices:
         raise VspairError(
             f"{path} holds no slices: hi and lo have shape {high.shape}. Expected at least one."
         )
-    if arrays["scale"].size != 1 or not float(arrays["scale"].reshape(-1)[0]) > 0:
-        raise VspairError(f"{path}: scale is {arrays['scale']}; expected one number above 0.")
+    scale = arrays["scale"]
+    number = scale.size == 1 and scale.dtype.kind in "iuf"
+    if not number or not 0 < float(scale.reshape(-1)[0]) < math.inf:
+        raise VspairError(f"{path}: scale is {scale}; expected one finite number above 0.")
     if patient.shape != high.shape[:1]:
         raise VspairError(
             f"{path}: patient has shape {patient.shape}; expected {len(high)} names."
         )
     order = _order(path, len(high))
     whole = (high.astype(np.uint16) << 8) | low
-    x = whole.astype(np.float32) / np.float32(arrays["scale"].reshape(-1)[0])
+    x = whole.astype(np.float32) / np.float32(scale.reshape(-1)[0])
     if x.max() > 1:
         raise VspairError(f"{path}: values reach {x.max():.4g}; expected at most 1. Check scale.")
     return Slices(torch.from_numpy(x[order]), patient[order])
@@ -220,8 +227,8 @@ def _order(path: Path, n: int) -> NDArray[Any]:
     with np.load(path, allow_pickle=False) as archive:
         if "order" not in archive:
             return np.arange(n)
-        order = np.asarray(archive["order"])
-    if not np.array_equal(np.sort(order), np.arange(n)):
+    order = load_array(f"{path}:order")
+    if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(n)):
         raise VspairError(f"{path}: order does not name each of the {n} slices once.")
     return order
 

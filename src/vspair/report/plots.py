@@ -8,7 +8,6 @@ Text is large for the size of a figure, so that it can be read on a phone.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from vspair import runs
+from vspair.data import DAMAGE
 from vspair.errors import VspairError
 
 __all__ = ["ImageRow", "Scale", "Sheet", "image_grid", "lines", "load_numbers", "png", "write_all"]
@@ -416,17 +416,20 @@ def load_numbers(path: Path, separator: str = ".") -> dict[str, dict[str, Any]]:
     """
     if not path.is_file():
         raise VspairError(
-            f"There is no file {path}, which figures are drawn from. Run the study first, without "
-            "--draw."
+            f"There is no file {path}, which figures are drawn from. Run the study first; what is "
+            "left of this part of it must be removed, or it counts as done."
         )
     numbers: dict[str, dict[str, Any]] = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: np.load leaves a file open that it cannot read.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             for key in file.files:
                 group, _, name = key.partition(separator)
                 values = file[key]
                 wide = values.astype(np.float32) if values.dtype == np.float16 else values
                 numbers.setdefault(group, {})[name] = wide
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise VspairError(f"{path} is damaged: {error}. Run the study again.") from None
+    except DAMAGE as error:
+        raise VspairError(
+            f"{path} is damaged: {error}. Remove it and run the study again."
+        ) from None
     return numbers

@@ -1,29 +1,21 @@
-"""The folder of a sweep: what is finished, its table and its figure.
-
-What is finished is a row in ``scores.json`` of the trial's run folder; table and figure are made
-from these rows alone.
-"""
+"""The table and the figure of a sweep, made from its finished trials (:mod:`vspair.records`)."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import math
-import re
 import statistics
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vspair import runs
-from vspair.claims import alone
-from vspair.config import Config
-from vspair.errors import VspairError
-from vspair.report.plots import FAINT, INK, MAPS, PALETTE, new_figure, png, quiet
+import numpy as np
 
-__all__ = ["agree", "draw", "flat", "folder_name", "line", "read_row", "rows", "settle", "write"]
+from vspair import runs
+from vspair.records import Settings, rows, short
+from vspair.report.cells import heat_map
+from vspair.report.plots import INK, PALETTE, new_figure, png, quiet
+
+__all__ = ["draw", "line", "write"]
 
 SHOWN = {
     "mse_mean": "MSE of the mean",
@@ -40,94 +32,11 @@ SHOWN = {
 ASKED = ("energy_score", "mse_approximate_mean")
 """The scores that have a column only where they are looked for."""
 
-Settings = dict[str, Any]
-
-
-# -- settings and rows ----------------------------------------------------------------------
-
-
-def flat(config: Config) -> Settings:
-    """Return a configuration as one dictionary of dotted keys, of values that JSON knows."""
-
-    def walk(values: Settings, prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield prefix + key, list(value) if isinstance(value, tuple) else value
-
-    return dict(walk(dataclasses.asdict(config), ""))
-
-
-def folder_name(settings: Settings) -> str:
-    """Return the name of a trial's folder: readable, and unique by a digest of the settings."""
-    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=4).hexdigest()
-    words = ",".join(f"{_short(key)}={value}" for key, value in settings.items())
-    return re.sub(r"[^\w.=,+-]", "", words or "base")[:80] + f"-{digest}"
-
-
-def settle(sweep: Path, settings: Settings, free: list[str]) -> Settings:
-    """Keep what all trials share, or return what was kept; refuse what contradicts it.
-
-    Arguments:
-        sweep: The sweep's folder.
-        settings: What all trials share.
-        free: Keys that may differ, because every trial has a value of its own.
-    """
-    path = sweep / "settings.json"
-    with alone(sweep):
-        if not path.exists():
-            runs.write_text(path, json.dumps(settings, indent=1) + "\n")
-        try:
-            kept = dict(json.loads(path.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise VspairError(f"{path} is damaged: {error}. Name another folder.") from None
-    agree(sweep, {key: value for key, value in kept.items() if key not in free}, settings)
-    return kept | {key: settings[key] for key in settings if key not in kept}
-
-
-def agree(
-    where: Path,
-    kept: Settings,
-    settings: Settings,
-    advice: str = "Name another folder, or give the same settings.",
-) -> None:
-    """Refuse settings that contradict those that were kept.
-
-    Arguments:
-        where: What was made with the kept ones.
-        kept: The settings there.
-        settings: The settings here.
-        advice: What to do where they differ.
-    """
-    wrong = [key for key in kept if key in settings and kept[key] != settings[key]]
-    if wrong:
-        words = "; ".join(f"{k} is {kept[k]} there and {settings[k]} here" for k in wrong[:4])
-        more = f"; and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise VspairError(f"{where} holds a sweep with other settings: {words}{more}. {advice}")
-
-
-def read_row(trial: Path) -> Settings | None:
-    """Return a trial's settings and scores, or nothing where it is not finished."""
-    with suppress(FileNotFoundError):
-        return dict(json.loads((trial / "scores.json").read_bytes()))
-    return None
-
-
-def rows(sweep: Path) -> list[Settings]:
-    """Return the settings and scores of every trial that is finished."""
-    found = (read_row(path) for path in sorted((sweep / "trials").glob("*/")))
-    return [row for row in found if row is not None]
-
 
 def line(row: Settings, metric: str) -> str:
     """Say in a line how a trial ended."""
     ended = f"{metric} {row['scores'][metric]:.4g}" if "scores" in row else row["error"]
     return f"{row['trial']}: {ended} ({row['seconds']:.0f} s)"
-
-
-def _short(key: str) -> str:
-    return key.rpartition(".")[2]
 
 
 def _points(
@@ -246,7 +155,7 @@ def _text(points: list[Settings], base: Settings, metric: str, command: str, rep
 
 
 def _settings(point: Settings) -> str:
-    return ", ".join(f"{_short(key)} = {_value(v)}" for key, v in point["settings"].items())
+    return ", ".join(f"{short(key)} = {_value(v)}" for key, v in point["settings"].items())
 
 
 # -- the figure -----------------------------------------------------------------------------
@@ -325,16 +234,10 @@ def _map(ax: Any, points: list[Settings], keys: list[str], name: str) -> None:
     for point in points:
         i, j = (v.index(point["settings"][k]) for v, k in zip((down, right), keys, strict=True))
         cells[i][j] = point["scores"].get(name, math.nan)
-    drawn = ax.imshow(cells, cmap=MAPS["values"], aspect="auto")
-    for i, j in ((i, j) for i in range(len(down)) for j in range(len(right))):
-        if math.isfinite(cells[i][j]):
-            dark = drawn.norm(cells[i][j]) < 0.6
-            colour = "white" if dark else INK
-            ax.text(j, i, f"{cells[i][j]:.4g}", ha="center", va="center", color=colour, size=9)
+    heat_map(ax, np.array(cells, float))
     quiet(ax)
     ax.set_yticks(range(len(down)), [_value(v) for v in down])
     ax.set_xticks(range(len(right)), [_value(v) for v in right])
     ax.set_ylabel(keys[0])
     ax.set_xlabel(keys[1])
     ax.set_title(SHOWN[name], fontsize=11, color=INK)
-    ax.set_facecolor(FAINT)

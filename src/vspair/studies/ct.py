@@ -63,6 +63,11 @@ _USERS = {
 }
 """The stages that are made with some of a scale; all others use the rest."""
 
+_REMADE = (
+    "Restore it, or remove the folder that it is in and give the same command: the trainings "
+    "stay, the answers are made again."
+)
+
 
 def reproduce(
     out: Path,
@@ -98,6 +103,8 @@ def reproduce(
         raise VspairError(f"only = {unknown[0]!r}: expected some of {', '.join(STAGES)}.")
     deadline, scale = in_time(minutes), scale or Scale()
     work = [stage for stage in stages if stage in _WORK]
+    if "report" in stages:
+        runs.make_folder(out)  # refused now rather than after hours
     if work:
         where = runs.pick_device(device)
         bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile, show)
@@ -145,9 +152,10 @@ def _agree(path: Path, noted: Mapping[str, Any], bench: Bench, stage: str) -> No
     """Refuse a stage whose scale or slices are not those of what the folder holds."""
     done, here = set(noted.get("made", {})), asdict(bench.scale)
     if done and noted["phantoms"] != bench.data.phantoms:
-        if noted["phantoms"]:
-            raise VspairError(f"{path} notes phantoms. Give no --data-dir and no VSPAIR_DATA.")
-        raise VspairError(f"{path} notes real slices, here are phantoms. Give --data-dir.")
+        there, now, advice = "phantoms", "real slices", "no --data-dir and no VSPAIR_DATA"
+        if not noted["phantoms"]:
+            there, now, advice = now, there, "--data-dir"
+        raise VspairError(f"{path} notes {there}, here are {now}. Give {advice}, or other --runs.")
     wrong = {
         k: v
         for k, v in noted["scale"].items()
@@ -197,7 +205,7 @@ def _note(bench: Bench, stage: str, back_to: Made | None = None) -> Made:
     with alone(bench.answers):
         made: dict[str, Made] = {}
         if path.is_file():
-            noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            noted = runs.read_json(path, _REMADE)
             _agree(path, noted, bench, stage)
             made = noted.get("made", {})
         earlier = made.pop(stage, {})
@@ -225,7 +233,7 @@ def report(out: Path, answers: Path) -> str:
         answers: The folder of the answers.
     """
     found, left = gather(answers)
-    about: dict[str, Any] = json.loads((answers / "about.json").read_text(encoding="utf-8"))
+    about = runs.read_json(answers / "about.json", _REMADE)
     noise, command = about["scale"]["noise"], _command(about["scale"], about["phantoms"])
     commits, machines = (
         ", ".join(sorted({name for part in about["made"].values() for name in part[kind]}))

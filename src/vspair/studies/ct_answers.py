@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from vspair import runs
 from vspair.acceleration import compiled
-from vspair.baselines.diffusion import Prior, dps
+from vspair.baselines.diffusion import Prior, deviation, dps
 from vspair.baselines.fbp import Fbp
 from vspair.baselines.tv import TvResult, tv_admm
 from vspair.errors import VspairError
@@ -130,8 +130,10 @@ def read(path: Path) -> Groups:
 
 
 def known(path: Path, key: str) -> bool:
-    """Return whether a file holds the answer of a key."""
-    return path.is_file() and str(read(path).get("key", {}).get("own")) == key
+    """Return whether a file holds the answer of a key; one that is damaged does not."""
+    with suppress(VspairError):
+        return path.is_file() and str(read(path).get("key", {}).get("own")) == key
+    return False
 
 
 def _blocks(
@@ -312,9 +314,8 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
     rows = rows[torch.linspace(0, len(rows) - 1, WALKED).round().long()]
     dims = leading(post, rows)
     centre, change = perturbed(post, rows, dims)
-    omega = post.parameters()["omega"].flatten()
     found: dict[str, Tensor] = {f"row.{k}": torch.tensor(v) for k, v in row.items()}
-    found["omega.values"] = omega[:: max(1, -(-len(omega) // MOST_OMEGA))]
+    found["omega.values"] = _some(post.parameters()["omega"].flatten(), MOST_OMEGA)
     found |= {
         "perturbation.index": dims,
         "perturbation.steps": torch.tensor(STEPS),
@@ -323,6 +324,12 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
         "perturbation.truth": data.test.x[rows],
     }
     return found
+
+
+def _some(values: Tensor, most: int) -> Tensor:
+    """Return up to so many values (n,), chosen at random: equal steps would miss whole factors."""
+    order = torch.randperm(len(values), generator=Generator().manual_seed(0))
+    return values[order[:most].to(values.device)]
 
 
 def _answer_vspair(bench: Bench, preset: str) -> bool:
@@ -412,7 +419,7 @@ def answer_dps(bench: Bench) -> bool:
             inverse=prior.normaliser.inverse,
         )  # fmt: skip
         truth = bench.data.test.x[part].to(bench.device)
-        kept = {"estimate": drawn.mean(0), "one": drawn[0], "std": drawn.std(0)}
+        kept = {"estimate": drawn.mean(0), "one": drawn[0], "std": deviation(drawn)}
         return kept | {f"image.{k}": v for k, v in judge_samples(drawn, truth).items()}
 
     with compiled(prior.network) if bench.compiles else nullcontext():

@@ -33,13 +33,12 @@ from vspair.claims import Claim, alone
 from vspair.errors import VspairError
 from vspair.fitting import MEANS
 from vspair.problems.ct import CtPairs, Geometry
-from vspair.report.sweeps import Settings, agree
+from vspair.records import Settings, agree, flat
 from vspair.studies.ct_data import GEOMETRY, HALF, SMOKE, Scale, draw
 from vspair.studies.ct_sweeps_measures import measure, simple_errors
 from vspair.studies.ct_sweeps_tables import GAMMAS, VALUES, Answers, write
 from vspair.studies.ct_tables import NAMES
 from vspair.studies.ct_training import Bench, vspair_config, vspair_trainer
-from vspair.sweeps import flat
 from vspair.together import MOST_LANES, in_time, train_together
 from vspair.training import Trainer
 
@@ -88,6 +87,8 @@ STUDIES: dict[str, dict[str, Point]] = {
 
 STAGES = (*STUDIES, "report")
 """The stages in their order: the trainings of both studies, tables and figures."""
+
+_ELSEWHERE = "Name another folder by --runs, or give the same settings and slices."
 
 _UNSHARED = {
     "objective.alpha0", "objective.beta0", "objective.gamma_x", "model.x_network.depth",
@@ -214,16 +215,12 @@ def _sketch(pairs: CtPairs) -> str:
 
 
 def _read(path: Path) -> Settings:
-    try:
-        answer = json.loads(path.read_bytes())
-        whole = {"settings", "slices", "machine", *Point._fields} <= set(answer)
-        if not (whole and {"row", "error"} & set(answer) and "geometry" in answer["settings"]):
-            raise ValueError("it is not an answer of this study")
-    except (OSError, ValueError, TypeError) as error:
-        raise VspairError(
-            f"{path} is damaged: {error}. Remove it, and its training is made again."
-        ) from None
-    return dict(answer)
+    advice = "Remove it, and its training is made again."
+    answer = runs.read_json(path, advice)
+    whole = {"settings", "slices", "machine", *Point._fields} <= set(answer)
+    if not (whole and {"row", "error"} & set(answer) and "geometry" in answer["settings"]):
+        raise VspairError(f"{path} is damaged: it is not an answer of this study. {advice}")
+    return answer
 
 
 def known(
@@ -240,7 +237,6 @@ def known(
             where not given.
     """
     found: dict[Point, Settings] = {}
-    advice = "Name another folder by --runs, give the same settings, or remove it."
     shared = settings or {}
     for points in STUDIES.values():
         meant = asked is None or any(point in asked for point in points.values())
@@ -249,7 +245,7 @@ def known(
             path = folder / f"{point.label}.json"
             if path.is_file():
                 found[point] = _read(path)
-                agree(path, found[point]["settings"], own, advice)
+                agree(path, found[point]["settings"], own, _ELSEWHERE)
                 own = found[point]["settings"] | own
         shared = shared or _without_epochs(own)
     return found
@@ -287,14 +283,11 @@ def _simple(answers: Path, settings: Settings) -> Settings | None:
     path, advice = answers / SIMPLE, "Remove it; a study of the same slices makes it again."
     if not path.is_file():
         return None
-    try:
-        answer = dict(json.loads(path.read_bytes()))
-        whole = {"settings", "row", "machine", "commit"} <= set(answer)
-        if not (whole and set(answer["row"]) <= set(NAMES)):
-            raise ValueError("it is not an answer of this study")
-    except (ValueError, TypeError) as error:
-        raise VspairError(f"{path} is damaged: {error}. {advice}") from None
-    agree(path, answer["settings"], settings, advice)
+    answer = runs.read_json(path, advice)
+    whole = {"settings", "row", "machine", "commit"} <= set(answer)
+    if not (whole and set(answer["row"]) <= set(NAMES)):
+        raise VspairError(f"{path} is damaged: it is not an answer of this study. {advice}")
+    agree(path, answer["settings"], settings, _ELSEWHERE)
     return answer
 
 

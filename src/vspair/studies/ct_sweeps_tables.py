@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from vspair import runs
 from vspair.errors import VspairError
+from vspair.records import Settings
 from vspair.report import ct_sweeps as figures
 from vspair.report.plots import load_numbers
-from vspair.report.sweeps import Settings
 from vspair.studies.ct_data import GEOMETRY, HALF
 from vspair.studies.ct_sweeps_measures import SHOWN
 from vspair.studies.ct_tables import NAMES, describe, grid, sources

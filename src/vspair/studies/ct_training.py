@@ -59,6 +59,11 @@ _TINY: dict[str, Any] = {
 _TINY_WIDTHS = (4, 8)
 
 
+def over_copies(epochs: int, copies: int) -> int:
+    """Return the passes over so many copies of each slice that have the steps of epochs."""
+    return max(1, epochs // copies)
+
+
 @dataclass(frozen=True)
 class Bench:
     """What every stage of the study works with.
@@ -112,7 +117,7 @@ class Bench:
 
     def epochs(self, planned: int) -> int:
         """Return the epochs over all copies that have the steps of those planned."""
-        return max(1, planned // self.scale.copies)
+        return over_copies(planned, self.scale.copies)
 
     def plan(self, epochs: int) -> Plan:
         """Return how a U-Net is trained here."""
@@ -133,7 +138,7 @@ def vspair_config(preset: str, scale: Scale, share: float) -> Config:
     """
     config = configs.shipped(f"ct-{preset}")
     copies = scale.copies if preset == "calibrated" else 1
-    epochs = max(1, (scale.epochs or config.training.epochs) // copies)
+    epochs = over_copies(scale.epochs or config.training.epochs, copies)
     changes: dict[str, Any] = {"training": {"validation": share, "epochs": epochs}}
     if scale.small:
         changes["model"] = _TINY

@@ -24,6 +24,8 @@ Medical Imaging 1 (1982).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -34,10 +36,16 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 
-__all__ = ["LODOPAB_PIXEL", "Geometry", "Lines", "check_tensor"]
+__all__ = ["LODOPAB_PIXEL", "Geometry", "Lines", "check_tensor", "enough_memory", "size_of"]
 
 LODOPAB_PIXEL = 0.26 / 362
 """The side of a pixel of LoDoPaB-CT, in metres: 362 of them on 26 cm."""
+
+_MOST = 2**31 - 1
+"""Pixels or rays that can be counted in the 32 bits that matrices have for them."""
+
+_NARROWEST = 1e-6
+"""The least width of a detector pixel, in pixels."""
 
 
 class Lines(NamedTuple):
@@ -132,6 +140,17 @@ class Geometry:
             number = isinstance(value, Real) and not isinstance(value, bool)
             if not number or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
                 raise VspairError(f"{name} = {value!r}: expected a finite length above 0.")
+        if max(map(math.prod, (self.shape, self.sinogram_shape))) > _MOST:
+            raise VspairError(
+                f"The geometry is too large ({self.describe()}): expected at most {_MOST:,} "
+                "pixels and as many rays."
+            )
+        if self.detector_spacing < _NARROWEST * self.pixel:
+            raise VspairError(
+                f"A detector pixel is {self.detector_spacing:.3g} wide and a pixel "
+                f"{self.pixel:.3g}: expected at least a millionth of it. Give another spacing, or "
+                "fewer detectors."
+            )
 
     @classmethod
     def lodopab(cls) -> Geometry:
@@ -141,7 +160,8 @@ class Geometry:
     @property
     def sinogram_shape(self) -> tuple[int, int]:
         """The number of angles A and of detector pixels D."""
-        return len(self.theta), self.detectors
+        angles = self.angles if isinstance(self.angles, int) else len(self.angles)
+        return angles, self.detectors
 
     @property
     def theta(self) -> Tensor:
@@ -217,4 +237,52 @@ def check_tensor(x: Any, shape: tuple[int, int], name: str, what: str, geometry:
     raise VspairError(
         f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}: expected real {what} of shape "
         f"(*, {rows}, {columns}), those of this geometry ({geometry.describe()}).{advice}"
+    )
+
+
+def size_of(count: float) -> str:
+    """Return a number of bytes in words."""
+    units = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
+    unit = next((u for u in units if count >= u), 1e3)
+    return f"{count / unit:.3g} {units[unit]}"
+
+
+@contextmanager
+def enough_memory(
+    x: Tensor, geometry: Geometry, dtype: torch.dtype, matrices: int, otherwise: str
+) -> Iterator[None]:
+    """Say what a computation needs where the device has not the memory for it.
+
+    Arguments:
+        x: Images or sinograms, with two dimensions behind those of the batch.
+        geometry: What they are of.
+        dtype: What is computed in.
+        matrices: The most that matrices may need, in bytes.
+        otherwise: How to do without them.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise VspairError(_exhausted(x, geometry, dtype, matrices, otherwise)) from None
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        raise VspairError(_exhausted(x, geometry, dtype, matrices, otherwise)) from None
+
+
+def _exhausted(
+    x: Tensor, geometry: Geometry, dtype: torch.dtype, matrices: int, otherwise: str
+) -> str:
+    batch = math.prod(x.shape[:-2])
+    # Images and sinograms are there twice: batch first, as given, and batch last.
+    pair = math.prod(geometry.shape) + math.prod(geometry.sinogram_shape)
+    arrays = 2 * batch * pair * dtype.itemsize
+    need = f"its images and sinograms need about {size_of(arrays)}"
+    need += f", and the matrices up to {size_of(matrices)}" if matrices else ""
+    ways = ["smaller batches"] if batch > 1 else []
+    ways += [otherwise] if matrices > arrays else []
+    return (
+        f"{x.device} has not enough memory for a batch of {batch} in this geometry "
+        f"({geometry.describe()}): {need}. "
+        f"Use {', or '.join(ways) or 'a smaller geometry, or a device with more memory'}."
     )

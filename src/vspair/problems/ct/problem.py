@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -86,9 +87,10 @@ class CtProblem:
     noise: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
+        number = isinstance(self.noise, Real) and not isinstance(self.noise, bool)
+        if not number or not 0 <= self.noise < math.inf:
             raise VspairError(
-                f"noise = {self.noise}: expected 0 or more, as a share of a sinogram's range "
+                f"noise = {self.noise!r}: expected 0 or more, as a share of a sinogram's range "
                 "(0.1 is ten per cent)."
             )
 
@@ -115,9 +117,10 @@ class CtProblem:
             Sinograms with shape (*, A, D) and deviations with shape (*).
         """
         clean = self.forward(x)
-        return self._disturb(clean, generator)
+        return self.disturb(clean, generator)
 
-    def _disturb(self, clean: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    def disturb(self, clean: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Return sinograms (*, A, D) with noise, and its standard deviation in each, (*)."""
         where, dtype = generator.device, clean.dtype
         share = torch.rand(clean.shape[:-2], generator=generator, dtype=dtype, device=where)
         unit = torch.randn(clean.shape, generator=generator, dtype=dtype, device=where)

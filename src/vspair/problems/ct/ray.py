@@ -18,11 +18,13 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 from vspair.problems.ct.gather import Gather
-from vspair.problems.ct.geometry import Geometry, Lines, check_tensor
+from vspair.problems.ct.geometry import Geometry, Lines, check_tensor, enough_memory, size_of
 
 __all__ = ["RayTransform"]
 
 Method = Literal["auto", "matrix", "free"]
+
+_FREE = "method='free', which needs no matrix"
 
 
 class RayTransform:
@@ -76,8 +78,8 @@ class RayTransform:
         if self.method == "matrix" and not fits:
             raise VspairError(
                 f"The matrices of this geometry ({self.geometry.describe()}) need up to "
-                f"{_size(self.nbytes(dtype))} in {str(dtype).removeprefix('torch.')}, more "
-                f"than memory = {_size(self.memory)}. Use method='free', which needs no "
+                f"{size_of(self.nbytes(dtype))} in {str(dtype).removeprefix('torch.')}, more "
+                f"than memory = {size_of(self.memory)}. Use method='free', which needs no "
                 "matrix, or raise memory where the device has it."
             )
         return fits and self.method != "free"
@@ -88,31 +90,11 @@ class RayTransform:
             return x.new_empty(*x.shape[:-2], *shape)
         dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         operator, keep = self._adjoint if adjoint else self._forward, self.keeps(dtype)
-        try:
+        matrices = self.nbytes(dtype) * keep
+        with enough_memory(x, self.geometry, dtype, matrices, _FREE):
             flat = x.to(dtype).reshape(-1, x.shape[-2] * x.shape[-1])
             result = operator(flat.T, keep=keep)
             return result.T.reshape(*x.shape[:-2], *shape).to(x.dtype)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise VspairError(self._exhausted(x, dtype)) from None
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):
-                raise
-            raise VspairError(self._exhausted(x, dtype)) from None
-
-    def _exhausted(self, x: Tensor, dtype: torch.dtype) -> str:
-        batch, matrices = math.prod(x.shape[:-2]), self.nbytes(dtype) * self.keeps(dtype)
-        # Images and sinograms are there twice: batch first, as given, and batch last.
-        pair = math.prod(self.geometry.shape) + math.prod(self.geometry.sinogram_shape)
-        arrays = 2 * batch * pair * dtype.itemsize
-        need = f"its images and sinograms need about {_size(arrays)}"
-        need += f", and the matrices up to {_size(matrices)}" if matrices else ""
-        ways = ["smaller batches"] if batch > 1 else []
-        ways += ["method='free', which needs no matrix"] if matrices > arrays else []
-        return (
-            f"{x.device} has not enough memory for a batch of {batch} in this geometry "
-            f"({self.geometry.describe()}): {need}. "
-            f"Use {', or '.join(ways) or 'a smaller geometry, or a device with more memory'}."
-        )
 
 
 class _Apply(torch.autograd.Function):
@@ -126,13 +108,6 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad: Any) -> Any:
         return _Apply.apply(grad[0], ctx.transform, not ctx.adjoint), None, None
-
-
-def _size(count: float) -> str:
-    """Return a number of bytes in words."""
-    units = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
-    unit = next((u for u in units if count >= u), 1e3)
-    return f"{count / unit:.3g} {units[unit]}"
 
 
 def _to(lines: Lines, device: torch.device) -> Lines:
@@ -170,7 +145,7 @@ def _adjoint(geometry: Geometry) -> Gather:
     lines, (angles, detectors) = geometry.lines(), geometry.sinogram_shape
     reach = 1 / lines.shift.abs()
     # An open interval of this length holds so many detector pixels at most.
-    near = math.ceil(2 * float(reach.max()))
+    near = min(math.ceil(2 * float(reach.max())), detectors)
 
     def rule(pixels: Tensor) -> tuple[Tensor, Tensor]:
         row = (pixels // geometry.shape[1])[:, None]
@@ -179,7 +154,7 @@ def _adjoint(geometry: Geometry) -> Gather:
         step, place = torch.where(steep, row, column), torch.where(steep, column, row)
         # How far detector pixel 0 is from the pixel; detector pixel d is shift * d further.
         away = start + slope * step - place
-        first = torch.floor(-away / shift - reach.to(pixels.device)) + 1
+        first = (torch.floor(-away / shift - reach.to(pixels.device)) + 1).clamp(min=0)
         detector = first[:, :, None] + torch.arange(near, device=pixels.device)
         distance = torch.addcmul(away[:, :, None], shift[:, None], detector).abs()
         valid = (distance < 1) & (detector >= 0) & (detector < detectors)
