@@ -188,6 +188,8 @@ def test_a_gpu_gives_the_same() -> None:
         ({"weight": float("inf")}, "weight = inf"),
         ({"weight": float("nan")}, "weight = nan"),
         ({"weight": 0.1, "tolerance": 0.0}, "tolerance = 0.0"),
+        ({"weight": 0.1, "max_iterations": 0}, "max_iterations = 0"),
+        ({"weight": 0.1, "steps": 0}, "steps = 0"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:

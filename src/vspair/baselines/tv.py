@@ -253,6 +253,10 @@ def tv_admm(
     work = y if y.dtype in (torch.float32, torch.float64) else y.float()
     flat = work.reshape(-1, *y.shape[-2:])
     lam = _weights(weight, work)
+    if max_iterations < 1 or steps < 1:
+        raise VspairError(
+            f"max_iterations = {max_iterations}, steps = {steps}: expected 1 or more of each."
+        )
     inside = (lam > 0) & (lam < math.inf)
     if not len(flat) or not bool(inside.all()) or not 0 < tolerance < math.inf:
         raise VspairError(
