@@ -53,7 +53,8 @@ def configuration(options: argparse.Namespace, share: float) -> Config:
         model = model | {"normalise": options.normalise or "none"}
         changes = {"objective": {"beta0": 9.0, "half": options.half}, "model": model}
     else:
-        given = {"width": options.width or "learned", "price": options.price or 0.02}
+        price = 0.02 if options.price is None else options.price
+        given = {"width": options.width or "learned", "price": price}
         depth = {"map_depth": options.map_depth or 0}
         changes = {"objective": {"active": 170} | given, "model": model | depth}
     return configs.override(base, changes | {"training": training | more})
@@ -102,7 +103,7 @@ def main() -> None:
         ("map_depth", "width", "price") if options.preset == "paper" else ("normalise", "half")
     )
     for name in others:
-        if getattr(options, name) not in (None, False):
+        if getattr(options, name) is not None and getattr(options, name) is not False:
             parser.error(f"--{name.replace('_', '-')} is not of the preset {options.preset}.")
     if min(options.patients, options.slices) < 0:
         parser.error("--patients and --slices: expected 0 or more.")

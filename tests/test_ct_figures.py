@@ -12,7 +12,7 @@ from torch import Generator
 
 from vspair.problems.phantoms import chest_phantoms
 from vspair.report import ct, ct_sweeps, plots
-from vspair.report.cells import readable
+from vspair.report.cells import heat_map, readable
 from vspair.report.plots import Scale
 from vspair.studies import ct_figures
 
@@ -284,6 +284,17 @@ def test_shares_of_a_histogram_sum_to_one_hundred() -> None:
 
 
 # -- appendix B -----------------------------------------------------------------------------
+
+
+def test_numbers_in_cells_can_be_told_apart() -> None:
+    for cells, words in (
+        ([[0.0123, 35.0], [0.2, np.nan]], ["0.0123", "35", "0.2", "none"]),
+        ([[1e-5, 1e30], [1.0, 2.0]], ["1e-05", "1e+30", "1", "2"]),
+        ([[0.869, 0.9], [0.87, 0.9017]], ["0.869", "0.900", "0.870", "0.902"]),
+    ):
+        axes = plots.new_figure(2, 2).subplots()
+        heat_map(axes, np.array(cells))
+        assert [text.get_text() for text in axes.texts] == words
 
 
 def test_text_can_be_read_on_every_colour() -> None:

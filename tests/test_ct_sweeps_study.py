@@ -518,6 +518,8 @@ def test_the_studies_may_differ_in_their_epochs(data: CtData, tmp_path: Path) ->
         ("{", "damaged: .*Remove it"),
         ("[]", "damaged: it is not an answer.*Remove it"),
         ({"row": {"guess": 1.0}}, "damaged: it is not an answer.*Remove it"),
+        ({"row": None}, "damaged: it is not an answer.*Remove it"),
+        ({"settings": None}, "damaged: it is not an answer.*Remove it"),
         ({"settings": {"noise": 0.2}}, "noise is 0.2 there and 0.1 here.*by --runs"),
     ],
 )
@@ -542,7 +544,10 @@ def test_simple_answers_of_something_else_are_refused(
 OLD = Point()._asdict() | {"settings": {}, "slices": {}, "machine": "m", "row": {}}  # no geometry
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"row": {}}', json.dumps(OLD)])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", '{"row": {}}', json.dumps(OLD), json.dumps(OLD | {"settings": None})],
+)
 def test_a_damaged_answer_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / f"{GAMMA[0].label}.json"
     path.write_text(text)

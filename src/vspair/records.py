@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,4 +115,4 @@ def mend(journal: Path) -> None:
     """Remove what a process that was killed left behind: its lock, and half a line."""
     Path(f"{journal}.lock").unlink(missing_ok=True)
     if journal.is_file() and not (text := journal.read_bytes()).endswith(b"\n"):
-        journal.write_bytes(text[: text.rfind(b"\n") + 1])
+        os.truncate(journal, text.rfind(b"\n") + 1)

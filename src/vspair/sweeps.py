@@ -267,10 +267,12 @@ class _Search:
     """The points that optuna proposes, in a journal that several processes share."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self.optuna, self.sweep, path = _optuna(), sweep, str(sweep.folder / "study.journal")
+        self.optuna, self.sweep = _optuna(), sweep
+        self.journal = sweep.folder / "study.journal"
         journal = self.optuna.storages.journal
         with alone(sweep.folder):
-            mend(Path(path))
+            mend(self.journal)
+            path = str(self.journal)
             file = journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))
             storage, create = self.optuna.storages.JournalStorage(file), self.optuna.create_study
             self.study = create(storage=storage, study_name="sweep", load_if_exists=True)
@@ -297,6 +299,7 @@ class _Search:
                 left += trials
                 continue
             with alone(self.sweep.folder):
+                mend(self.journal)
                 self.study.tell(number, **result, skip_if_finished=True)
         return left
 
@@ -311,6 +314,7 @@ class _Search:
             else:
                 space[axis.key] = kinds.CategoricalDistribution([*map(json.dumps, axis.values)])
         with alone(self.sweep.folder):
+            mend(self.journal)
             if len(self.points()) >= self.sweep.trials:
                 return False
             # Seeded by its number, so that a search that was stopped goes on as it would have.

@@ -54,7 +54,8 @@ class TvResult(NamedTuple):
             tolerance, bool, with shape (*).
         primal: The primal residual over its scale, with shape (*).
         dual: The dual residual over its scale, with shape (*).
-        gap: How far the objective may be above its least value, as a share, with shape (*).
+        gap: How far the objective is above its least value, as a share, with shape (*); too
+            small where the dual residual is not.
     """
 
     x: Tensor

@@ -31,7 +31,7 @@ def heat_map(axes: Any, values: Any) -> None:
             style |= {"hatch": "////", "edgecolor": FAINT}
         axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **style))
         ink = readable(face) if there else GREY
-        words = _figures(value, high) if there else "none"
+        words = _figures(value, high, wide) if there else "none"
         axes.text(j, i, words, ha="center", va="center", fontsize=10, color=ink)
     rows, columns = values.shape
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
@@ -44,7 +44,9 @@ def readable(colour: Sequence[float]) -> str:
     return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"
 
 
-def _figures(value: float, largest: float) -> str:
-    """Return a number with as many decimals as three digits of the largest have."""
+def _figures(value: float, largest: float, wide: bool) -> str:
+    """Return a number with as many decimals as three digits of the largest have, or its own."""
+    if wide or abs(largest) >= 1e6:
+        return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
     decimals = 2 - int(np.floor(np.log10(abs(largest) or 1.0)))
     return f"{value:.{max(decimals, 0)}f}" if decimals < 7 else f"{value:.1e}"

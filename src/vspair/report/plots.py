@@ -8,6 +8,7 @@ Text is large for the size of a figure, so that it can be read on a phone.
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -421,8 +422,8 @@ def load_numbers(path: Path, separator: str = ".") -> dict[str, dict[str, Any]]:
         )
     numbers: dict[str, dict[str, Any]] = {}
     try:
-        # Opened here: np.load leaves a file open that it cannot read.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        # ZipFile first: np.load takes other files too, and leaves open what it cannot read.
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
             for key in file.files:
                 group, _, name = key.partition(separator)
                 values = file[key]

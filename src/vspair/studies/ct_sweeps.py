@@ -218,7 +218,8 @@ def _read(path: Path) -> Settings:
     advice = "Remove it, and its training is made again."
     answer = runs.read_json(path, advice)
     whole = {"settings", "slices", "machine", *Point._fields} <= set(answer)
-    if not (whole and {"row", "error"} & set(answer) and "geometry" in answer["settings"]):
+    whole = whole and isinstance(answer["settings"], dict) and "geometry" in answer["settings"]
+    if not (whole and {"row", "error"} & set(answer)):
         raise VspairError(f"{path} is damaged: it is not an answer of this study. {advice}")
     return answer
 
@@ -285,6 +286,7 @@ def _simple(answers: Path, settings: Settings) -> Settings | None:
         return None
     answer = runs.read_json(path, advice)
     whole = {"settings", "row", "machine", "commit"} <= set(answer)
+    whole = whole and all(isinstance(answer[key], dict) for key in ("settings", "row"))
     if not (whole and set(answer["row"]) <= set(NAMES)):
         raise VspairError(f"{path} is damaged: it is not an answer of this study. {advice}")
     agree(path, answer["settings"], settings, _ELSEWHERE)
