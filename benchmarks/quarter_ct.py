@@ -51,7 +51,7 @@ def configuration(options: argparse.Namespace, share: float) -> Config:
     more = {"validate_every": 1, "precision": "bfloat16", "learning_rate": options.rate}
     if options.preset == "paper":
         model = model | {"normalise": options.normalise or "none"}
-        changes = {"objective": {"beta0": 9.0, "half": options.half}, "model": model}
+        changes = {"objective": {"beta0": 9.0, "half": bool(options.half)}, "model": model}
     else:
         price = 0.02 if options.price is None else options.price
         given = {"width": options.width or "learned", "price": price}
@@ -95,7 +95,7 @@ def main() -> None:
     own.add_argument("--price", type=float, help="of a gate, at the start; 0.02 if not given")
     own = parser.add_argument_group("of the preset paper")
     own.add_argument("--normalise", choices=("none", "scalar"))
-    own.add_argument("--half", action="store_true", help="squared errors with the printed 1/2")
+    own.add_argument("--half", action="store_true", default=None, help="with the printed 1/2")
     parser.add_argument("--patients", type=int, default=0, help="to train on; 0 for all")
     parser.add_argument("--slices", type=int, default=0, help="to train on; 0 for all")
     options = parser.parse_args()
@@ -103,7 +103,7 @@ def main() -> None:
         ("map_depth", "width", "price") if options.preset == "paper" else ("normalise", "half")
     )
     for name in others:
-        if getattr(options, name) is not None and getattr(options, name) is not False:
+        if getattr(options, name) is not None:
             parser.error(f"--{name.replace('_', '-')} is not of the preset {options.preset}.")
     if min(options.patients, options.slices) < 0:
         parser.error("--patients and --slices: expected 0 or more.")

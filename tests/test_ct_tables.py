@@ -164,7 +164,9 @@ def test_gates_nearer_to_one_than_to_rho_are_counted(tmp_path: Path) -> None:
         assert ct_sweeps_tables.with_gates(nothing, path) == nothing
     assert ct_sweeps_tables.with_gates(answer, tmp_path / "not-there.npz") == answer
     runs.write_arrays(path, {"shown.truth": omega})
-    with pytest.raises(VspairError, match=r"images.npz is damaged: it has no mean, noise, omega"):
+    with pytest.raises(
+        VspairError, match=r"images.npz is missing or damaged: it has no mean, noise, omega"
+    ):
         ct_sweeps_tables.with_gates(answer, path)
 
 
@@ -323,6 +325,9 @@ def test_no_smaller_study_replaces_a_whole_one() -> None:
     assert ct_name("ct", False, False) == "ct-phantoms"
     assert ct_name("ct", False, True) == "ct-smoke"
     assert ct_name("ct", True, True) == "ct-smoke-real"
+    for name in ("ct", "ct-sweeps"):
+        done = CliRunner().invoke(app, ["reproduce", name, "--smoke", "--draw"])
+        assert f"results/{name}-smoke/" in str(done.exception)  # there is nothing to draw
     done = CliRunner().invoke(app, ["reproduce", "ct", "--smoke", "--epochs", "3"])
     assert "leave out --epochs" in str(done.exception)
 

@@ -414,9 +414,9 @@ def run(
         VspairError: The pairs or the sweep are not right, or every trial asked for has failed.
     """
     x, y = as_pairs(x, y)
-    if not (0 < sweep.held_out < 1 and min(round(sweep.held_out * len(x)), len(x) - 1)):
+    train, held = split(len(x), sweep.held_out if 0 < sweep.held_out < 1 else 0.0, 0)
+    if not len(held):
         raise VspairError(f"held_out = {sweep.held_out} of {len(x)} pairs: expected some of them.")
-    train, held = split(len(x), sweep.held_out, 0)
     pairs, device = [x[train], y[train], x[held], y[held]], str(runs.pick_device(device))
     sweep = sweep.resolved(*pairs[:2])
     sweep.check()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 from vspair.problems.ct.gather import Gather
-from vspair.problems.ct.geometry import Geometry, check_tensor, enough_memory
+from vspair.problems.ct.geometry import Geometry, check_tensor, computing, enough_memory
 
 __all__ = ["Fbp", "ramp"]
 
@@ -97,7 +97,7 @@ class Fbp:
         """Return images, with shape (*, R, C), of sinograms with shape (*, A, D)."""
         shape = self.geometry.sinogram_shape
         check_tensor(y, shape, "y", "sinograms", self.geometry)
-        work = y if y.dtype in (torch.float32, torch.float64) else y.float()
+        work = y.to(computing(y.dtype))
         if not y.numel():
             return y.new_empty(*y.shape[:-2], *self.geometry.shape)
         matrix = self._back.nbytes(work.dtype)

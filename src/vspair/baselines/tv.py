@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from vspair.errors import VspairError
-from vspair.problems.ct.geometry import check_tensor
+from vspair.problems.ct.geometry import check_tensor, computing
 from vspair.problems.ct.ray import RayTransform
 
 __all__ = ["TvResult", "total_variation", "tv_admm", "tv_objective"]
@@ -251,7 +251,7 @@ def tv_admm(
     geometry = transform.geometry
     check_tensor(y, geometry.sinogram_shape, "y", "sinograms", geometry)
     shape = y.shape[:-2]
-    work = y if y.dtype in (torch.float32, torch.float64) else y.float()
+    work = y.to(computing(y.dtype))
     flat = work.reshape(-1, *y.shape[-2:])
     lam = _weights(weight, work)
     if max_iterations < 1 or steps < 1:
@@ -282,10 +282,9 @@ def _iterate(
     z = u = torch.zeros_like(system.split(x))
     # Where the threshold lambda / rho is a small part of an edge.
     rho = lam / (0.02 * x.abs().amax((1, 2), keepdim=True)).clamp(min=1e-12)
-    primal = dual = gap = torch.full_like(lam, math.inf)
     # Round-off alone leaves residuals of this size; no more can be asked for.
     least = 30 * torch.finfo(y.dtype).eps / tolerance
-    count, turn = 0, _BALANCE_FIRST
+    turn = _BALANCE_FIRST
     for count in range(1, most + 1):
         x, rest = system.solve(x, data + rho * system.split_adjoint(z - u), rho, steps)
         kx = system.split(x)

@@ -239,7 +239,7 @@ def ct(
     from vspair.studies.ct import reproduce as run
     from vspair.studies.ct_figures import redraw
 
-    real = draw or of_real_slices(data_dir, runs, only)
+    real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
     out, runs = places(ct_name("ct", real, smoke, epochs > 0), out, runs)
     if draw:
         drew(redraw(out))
@@ -276,7 +276,7 @@ def ct_sweeps(
     from vspair.studies.ct_sweeps import reproduce as run
     from vspair.studies.ct_sweeps_tables import redraw
 
-    real = draw or of_real_slices(data_dir, runs, only)
+    real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
     part = epochs not in (0, 500)
     name = ct_name("ct-sweeps" + "-half" * half, real, smoke, part)
     out, runs = places(name, out, runs)

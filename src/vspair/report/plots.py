@@ -417,8 +417,8 @@ def load_numbers(path: Path, separator: str = ".") -> dict[str, dict[str, Any]]:
     """
     if not path.is_file():
         raise VspairError(
-            f"There is no file {path}, which figures are drawn from. Run the study first; what is "
-            "left of this part of it must be removed, or it counts as done."
+            f"There is no file {path}, which figures are drawn from. Run the study first, without "
+            "--draw."
         )
     numbers: dict[str, dict[str, Any]] = {}
     try:

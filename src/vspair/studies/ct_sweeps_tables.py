@@ -79,11 +79,11 @@ def _cell(value: float) -> str:
 
 def _shown(path: Path) -> dict[str, Any]:
     """Return what is kept of the slices that are shown, by name."""
-    found = dict(load_numbers(path, ".").get("shown", {}))
+    found = dict(load_numbers(path, ".").get("shown", {})) if path.is_file() else {}
     if missing := sorted(_IMAGES - set(found)):
         raise VspairError(
-            f"{path} is damaged: it has no {', '.join(missing)}. Remove it and {path.stem}.json, "
-            "and the training is made again."
+            f"{path} is missing or damaged: it has no {', '.join(missing)}. Remove it and "
+            f"{path.stem}.json, and the training is made again."
         )
     return found
 

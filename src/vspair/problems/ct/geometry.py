@@ -36,7 +36,15 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 
-__all__ = ["LODOPAB_PIXEL", "Geometry", "Lines", "check_tensor", "enough_memory", "size_of"]
+__all__ = [
+    "LODOPAB_PIXEL",
+    "Geometry",
+    "Lines",
+    "check_tensor",
+    "computing",
+    "enough_memory",
+    "size_of",
+]
 
 LODOPAB_PIXEL = 0.26 / 362
 """The side of a pixel of LoDoPaB-CT, in metres: 362 of them on 26 cm."""
@@ -238,6 +246,11 @@ def check_tensor(x: Any, shape: tuple[int, int], name: str, what: str, geometry:
         f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}: expected real {what} of shape "
         f"(*, {rows}, {columns}), those of this geometry ({geometry.describe()}).{advice}"
     )
+
+
+def computing(dtype: torch.dtype) -> torch.dtype:
+    """Return what values of a dtype are computed in: float32 where they have less precision."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def size_of(count: float) -> str:

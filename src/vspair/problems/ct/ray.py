@@ -18,7 +18,14 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 from vspair.problems.ct.gather import Gather
-from vspair.problems.ct.geometry import Geometry, Lines, check_tensor, enough_memory, size_of
+from vspair.problems.ct.geometry import (
+    Geometry,
+    Lines,
+    check_tensor,
+    computing,
+    enough_memory,
+    size_of,
+)
 
 __all__ = ["RayTransform"]
 
@@ -88,7 +95,7 @@ class RayTransform:
         shape = self.geometry.shape if adjoint else self.geometry.sinogram_shape
         if not x.numel():
             return x.new_empty(*x.shape[:-2], *shape)
-        dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+        dtype = computing(x.dtype)
         operator, keep = self._adjoint if adjoint else self._forward, self.keeps(dtype)
         matrices = self.nbytes(dtype) * keep
         with enough_memory(x, self.geometry, dtype, matrices, _FREE):
