@@ -372,3 +372,17 @@ def test_the_history_has_the_epoch_of_the_weights(
     found = history(tmp_path, 2)
     assert found["best"].tolist() == [2]
     np.testing.assert_array_equal(found["validation"], [np.nan, 1.0])
+
+
+def test_a_results_folder_is_made_once_there_are_slices_and_before_any_work(
+    data: CtData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"folder": tmp_path / "runs", "scale": FEW, "device": "cpu"}
+    with pytest.raises(VspairError, match="There are no slices"):
+        study.reproduce(tmp_path / "out", data_dir=tmp_path, **how)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(study, "draw", lambda *_: data)
+    monkeypatch.setattr(study, "_work", None)
+    (tmp_path / "file").touch()
+    with pytest.raises((VspairError, OSError), match="file"):
+        study.reproduce(tmp_path / "file", **how)

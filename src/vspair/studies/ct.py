@@ -103,12 +103,12 @@ def reproduce(
         raise VspairError(f"only = {unknown[0]!r}: expected some of {', '.join(STAGES)}.")
     deadline, scale = in_time(minutes), scale or Scale()
     work = [stage for stage in stages if stage in _WORK]
-    if "report" in stages:
-        runs.make_folder(out)  # refused now rather than after hours
     if work:
         where = runs.pick_device(device)
         bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile, show)
         bench.say(f"{'Phantoms' if bench.data.phantoms else 'Real slices'}, on {where}.")
+        if "report" in stages:
+            runs.make_folder(out)  # refused now rather than after hours
     if not all(_work(bench, stage) for stage in work):
         return None
     if "report" not in stages:
