@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from vspair import config as configs
-from vspair.baselines.fbp import Fbp
 from vspair.config import Config
+from vspair.datasets.lodopab import load_slices
 from vspair.fitting import prepare
+from vspair.methods.fbp import Fbp
 from vspair.model import InverseModel
 from vspair.problems.ct import CtPairs, CtProblem
-from vspair.problems.lodopab import load_slices
 from vspair.runs import commit, machine
-from vspair.studies.ct_data import HALF, arrange, augment, split_patients
-from vspair.studies.ct_measures import codes, judge_samples, wider
+from vspair.studies.ct.data import HALF, arrange, augment, split_patients
+from vspair.studies.ct.measures import codes, judge_samples, wider
 from vspair.studies.factors import code_row
 
 PROBLEM = CtProblem(HALF, noise=0.1)

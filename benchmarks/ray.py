@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from vspair.datasets.phantoms import chest_phantoms
 from vspair.problems.ct import Geometry, RayTransform
-from vspair.problems.phantoms import chest_phantoms
 from vspair.runs import machine
 
 Way = Callable[[], Any]

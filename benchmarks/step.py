@@ -19,9 +19,9 @@ from vspair import config as configs
 from vspair.fitting import prepare
 from vspair.problems.inpainting import mnist_pairs, toy_digits
 from vspair.runs import machine, pick_device
-from vspair.studies.ct_data import GEOMETRY
-from vspair.studies.heat import PROBLEM
-from vspair.training import Trainer
+from vspair.studies.ct.data import GEOMETRY
+from vspair.studies.heat.study import PROBLEM
+from vspair.training.trainer import Trainer
 
 
 def trainer(problem: str, device: torch.device, steps: int, **training: Any) -> Trainer:

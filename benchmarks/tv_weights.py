@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from vspair.runs import commit, machine, pick_device
-from vspair.studies.ct_answers import WEIGHTS, choose_weights, solve
-from vspair.studies.ct_data import Scale, bin_of, draw, edges
-from vspair.studies.ct_training import Bench
+from vspair.studies.ct.answers import WEIGHTS, choose_weights, solve
+from vspair.studies.ct.data import Scale, bin_of, draw, edges
+from vspair.studies.ct.training import Bench
 
 FINER = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 BLOCK = 100

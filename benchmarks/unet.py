@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from vspair.acceleration import compiled, precision
-from vspair.baselines.diffusion import Prior, dps, noise_loss
-from vspair.baselines.learning import Plan, Training
+from vspair.methods.dps import Prior, dps, noise_loss
 from vspair.problems.ct import RayTransform
 from vspair.runs import machine, pick_device
-from vspair.studies.ct_data import GEOMETRY
+from vspair.studies.ct.data import GEOMETRY
+from vspair.training.acceleration import compiled, precision
+from vspair.training.networks_loop import Plan, Training
 
 Name = Literal["float32", "bfloat16"]
 

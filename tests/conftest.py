@@ -11,7 +11,7 @@ from torch import Tensor
 from vspair import config as configs
 from vspair.problems.gaussian import GaussianProblem
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
-from vspair.studies import mnist
+from vspair.studies.mnist import study as mnist
 
 # The same examples in every run, and no time limit for an example on a busy machine.
 settings.register_profile("vspair", deadline=None, derandomize=True, database=None)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
-from vspair.acceleration import precision, products
 from vspair.config import Config
 from vspair.fitting import prepare
-from vspair.training import Trainer
+from vspair.training.acceleration import precision, products
+from vspair.training.trainer import Trainer
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 devices = pytest.mark.parametrize("device", DEVICES)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import vspair as package
 from vspair.cli import app
-from vspair.interrupts import Interrupted
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import read_metrics
+from vspair.training.interrupts import Interrupted
 
 PROGRAM = [sys.executable, "-m", "vspair"]
 
@@ -163,7 +163,7 @@ def test_a_smoke_test_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         seen.append(str(out))
         return "table"
 
-    monkeypatch.setattr("vspair.studies.gaussian.reproduce", study)
+    monkeypatch.setattr("vspair.studies.gaussian.study.reproduce", study)
     for arguments in ([], ["--smoke"], ["--smoke", "--out", "mine"]):
         done = CliRunner().invoke(app, ["reproduce", "gaussian", *arguments])
         assert done.exit_code == 0, done.output
@@ -191,8 +191,8 @@ def test_a_stopped_fit_says_how_to_continue(files: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("command", "work", "message"),
     [
-        ("demo", "vspair.studies.demo.demo", "starts anew"),
-        ("reproduce gaussian", "vspair.studies.gaussian.reproduce", "starts anew"),
+        ("demo", "vspair.studies.demo.study.demo", "starts anew"),
+        ("reproduce gaussian", "vspair.studies.gaussian.study.reproduce", "starts anew"),
         ("invert run y.npy --out p.npz", "vspair.runs.load", "Nothing was written"),
         ("fit --x x.npy --y y.npy --out new", "vspair.data.load_array", "Stopped before"),
     ],

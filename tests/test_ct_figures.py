@@ -10,11 +10,13 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from torch import Generator
 
-from vspair.problems.phantoms import chest_phantoms
-from vspair.report import ct, ct_sweeps, plots
+from vspair.datasets.phantoms import chest_phantoms
+from vspair.report import plots
 from vspair.report.cells import heat_map, readable
 from vspair.report.plots import Scale
-from vspair.studies import ct_figures
+from vspair.studies.ct import drawing as ct
+from vspair.studies.ct import figures as ct_figures
+from vspair.studies.ct_sweeps import drawing as ct_sweeps
 
 N, SIDE = 3, 16
 SETTINGS = {"noise", "levels", "steps", "index", "alpha0", "beta0", "gamma_x"}

@@ -16,9 +16,9 @@ from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.posterior import Posterior
 from vspair.problems.ct import LODOPAB_PIXEL, CtPairs, CtProblem, Geometry, RayTransform
-from vspair.studies import ct as study
-from vspair.studies.ct_answers import WEIGHTS, choose_weights, zeta_here
-from vspair.studies.ct_data import (
+from vspair.studies.ct import study
+from vspair.studies.ct.answers import WEIGHTS, choose_weights, zeta_here
+from vspair.studies.ct.data import (
     GEOMETRY,
     CtData,
     _observe,
@@ -30,13 +30,13 @@ from vspair.studies.ct_data import (
     split_patients,
     spread_out,
 )
-from vspair.studies.ct_measures import (
+from vspair.studies.ct.measures import (
     codes,
     excess,
     judge_samples,
 )
-from vspair.studies.ct_tables import PAPER
-from vspair.studies.ct_training import PRESETS, Bench, vspair_config
+from vspair.studies.ct.tables import PAPER
+from vspair.studies.ct.training import PRESETS, Bench, vspair_config
 from vspair.studies.factors import STEPS, code_row, leading, perturbed
 
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=1)
@@ -285,7 +285,7 @@ def test_the_chosen_weight_has_the_least_error(
         order = torch.tensor(place).argsort()
         return x[order] + (math.log(weight) - own[order].log()).reshape(-1, 1, 1)
 
-    monkeypatch.setattr("vspair.studies.ct_answers._tv", tv)
+    monkeypatch.setattr("vspair.studies.ct.answers._tv", tv)
     bench = Bench(replace(FEW, tv_images=12), fake, tmp_path, torch.device("cpu"))
     found = choose_weights(bench)
     assert found is not None

@@ -13,18 +13,19 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from vspair.baselines.fbp import Fbp
 from vspair.cli import app
 from vspair.errors import VspairError
+from vspair.methods.fbp import Fbp
 from vspair.problems.ct import CtPairs
 from vspair.runs import Run, read_metrics
-from vspair.studies import ct as study
-from vspair.studies import ct_answers, ct_seconds
-from vspair.studies.ct_answers import read
-from vspair.studies.ct_data import CtData, draw, spread_out
-from vspair.studies.ct_figures import FILE
-from vspair.studies.ct_tables import NAMES, PAPER, TABLES, gather
-from vspair.studies.ct_training import (
+from vspair.studies.ct import answers as ct_answers
+from vspair.studies.ct import seconds as ct_seconds
+from vspair.studies.ct import study
+from vspair.studies.ct.answers import read
+from vspair.studies.ct.data import CtData, draw, spread_out
+from vspair.studies.ct.figures import FILE
+from vspair.studies.ct.tables import NAMES, PAPER, TABLES, gather
+from vspair.studies.ct.training import (
     PRESETS,
     Bench,
     first_guess,

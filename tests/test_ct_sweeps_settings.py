@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from vspair.cli import app
 from vspair.errors import VspairError
 from vspair.problems.ct import Geometry
-from vspair.studies import ct_sweeps as study
-from vspair.studies.ct_data import GEOMETRY, HALF, CtData, draw
-from vspair.studies.ct_sweeps import Point
-from vspair.studies.ct_training import Bench
+from vspair.studies.ct.data import GEOMETRY, HALF, CtData, draw
+from vspair.studies.ct.training import Bench
+from vspair.studies.ct_sweeps import study
+from vspair.studies.ct_sweeps.study import Point
 
 FEW = replace(study.SMOKE, train=20, test=6, samples=3, epochs=2)
 

@@ -21,20 +21,20 @@ from typer.testing import CliRunner
 
 from vspair import config as configs
 from vspair import runs as files
-from vspair import together
-from vspair.baselines.fbp import Fbp
 from vspair.claims import Claim
 from vspair.cli import app
 from vspair.errors import VspairError
+from vspair.methods.fbp import Fbp
 from vspair.report import plots
 from vspair.runs import Run
-from vspair.studies import ct_sweeps as study
-from vspair.studies.ct_data import CtData, draw
-from vspair.studies.ct_sweeps import STUDIES, Point
-from vspair.studies.ct_sweeps_measures import SHOWN, measure
-from vspair.studies.ct_sweeps_tables import COLUMNS, FILE, GRIDS, with_gates
-from vspair.studies.ct_training import Bench
-from vspair.training import Trainer
+from vspair.studies.ct.data import CtData, draw
+from vspair.studies.ct.training import Bench
+from vspair.studies.ct_sweeps import study
+from vspair.studies.ct_sweeps.measures import SHOWN, measure
+from vspair.studies.ct_sweeps.study import STUDIES, Point
+from vspair.studies.ct_sweeps.tables import COLUMNS, FILE, GRIDS, with_gates
+from vspair.training import side_by_side as together
+from vspair.training.trainer import Trainer
 
 FEW = replace(study.SMOKE, train=20, test=6, samples=3, epochs=2)
 GAMMA = list(STUDIES["gamma"].values())

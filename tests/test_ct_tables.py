@@ -14,17 +14,20 @@ from torch import Generator, Tensor
 from typer.testing import CliRunner
 
 from vspair import runs
-from vspair.baselines.tv import TvResult
 from vspair.cli import app
 from vspair.cli.studies import ct_name
 from vspair.errors import VspairError
+from vspair.methods.tv_admm import TvResult
 from vspair.metrics import central_interval, coverage
-from vspair.studies import ct as study
-from vspair.studies import ct_answers, ct_sweeps, ct_sweeps_tables, ct_tables
-from vspair.studies.ct_answers import read
-from vspair.studies.ct_data import GEOMETRY, HALF, CtData, draw
-from vspair.studies.ct_measures import history, with_noise
-from vspair.studies.ct_training import Bench
+from vspair.studies.ct import answers as ct_answers
+from vspair.studies.ct import study
+from vspair.studies.ct import tables as ct_tables
+from vspair.studies.ct.answers import read
+from vspair.studies.ct.data import GEOMETRY, HALF, CtData, draw
+from vspair.studies.ct.measures import history, with_noise
+from vspair.studies.ct.training import Bench
+from vspair.studies.ct_sweeps import study as ct_sweeps
+from vspair.studies.ct_sweeps import tables as ct_sweeps_tables
 from vspair.studies.results import Row
 
 FEW = replace(study.SMOKE, train=20, test=9, samples=4, epochs=1, steps=2, tv_iterations=30)
@@ -96,7 +99,7 @@ def test_the_command_is_one_that_the_command_line_has() -> None:
     assert command(asdict(study.Scale()), True) == "vspair reproduce ct"
     assert command(asdict(study.SMOKE), False) == "vspair reproduce ct --smoke --data-dir D"
     other = command(asdict(replace(study.Scale(), samples=9)), True)
-    assert other == "vspair.studies.ct.reproduce(out, folder=runs, scale=Scale(samples=9))"
+    assert other == "vspair.studies.ct.study.reproduce(out, folder=runs, scale=Scale(samples=9))"
 
 
 def test_the_sweeps_command_and_sources() -> None:

@@ -14,12 +14,12 @@ import torch
 import vspair
 from vspair.config import shipped
 from vspair.errors import VspairError
-from vspair.interrupts import Interrupted
 from vspair.report import plots
-from vspair.report.demo import brief
 from vspair.report.page import Picture, Section, Table, render
 from vspair.report.plots import ImageRow
-from vspair.studies.demo import PROBLEM, _coverage, _factors, demo
+from vspair.studies.demo.drawing import brief
+from vspair.studies.demo.study import PROBLEM, _coverage, _factors, demo
+from vspair.training.interrupts import Interrupted
 
 
 class _Links(HTMLParser):
@@ -120,7 +120,7 @@ def test_a_stopped_demo_leaves_nothing(
         (out.parent / ".metrics.json.part").write_text("x", encoding="utf-8")
         raise error
 
-    monkeypatch.setattr("vspair.studies.demo.fit", stop)
+    monkeypatch.setattr("vspair.studies.demo.study.fit", stop)
     with pytest.raises(error):
         demo(tmp_path / "new", progress=False, pairs=50)
     assert not (tmp_path / "new").exists()
@@ -137,7 +137,7 @@ def test_a_stopped_demo_keeps_what_others_wrote(
         (out.parent / "mine.txt").write_text("keep", encoding="utf-8")
         raise Interrupted
 
-    monkeypatch.setattr("vspair.studies.demo.fit", stop)
+    monkeypatch.setattr("vspair.studies.demo.study.fit", stop)
     with pytest.raises(Interrupted):
         demo(tmp_path / "new", progress=False, pairs=50)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["mine.txt"]

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.diffusion import (
+from vspair.errors import VspairError
+from vspair.methods.dps import (
     T_END,
     VPSDE,
     deviation,
@@ -25,7 +26,6 @@ from vspair.baselines.diffusion import (
     reverse,
     sample_prior,
 )
-from vspair.errors import VspairError
 from vspair.problems.ct import Geometry, RayTransform
 
 SDE = VPSDE()

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.fbp import Fbp, ramp
+from vspair.datasets.phantoms import chest_phantoms
 from vspair.errors import VspairError
+from vspair.methods.fbp import Fbp, ramp
 from vspair.problems.ct import CtProblem, Geometry, RayTransform
-from vspair.problems.phantoms import chest_phantoms
 
 SMALL = Geometry((20, 20), angles=40, detectors=30, pixel=1.0)
 

@@ -9,8 +9,8 @@ from torch import Generator, Tensor
 from vspair.codes import SpikeSlab
 from vspair.metrics import gaussian_kl
 from vspair.problems.gaussian import GaussianProblem
-from vspair.studies import gaussian as study
-from vspair.studies.theorem import theorem1
+from vspair.studies.gaussian import study
+from vspair.studies.gaussian.theorem import theorem1
 
 
 @pytest.fixture

@@ -17,17 +17,17 @@ from vspair.model import InverseModel, build
 from vspair.posterior import Posterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Run
-from vspair.studies import heat as study
 from vspair.studies.factors import STEPS, leading, perturbed
-from vspair.studies.heat_figures import FILE
-from vspair.studies.heat_measures import (
+from vspair.studies.heat import study
+from vspair.studies.heat.figures import FILE
+from vspair.studies.heat.measures import (
     answer_with_shifts,
     best_penalty,
     floors,
     measure,
     share_inside,
 )
-from vspair.together import MOST_LANES
+from vspair.training.side_by_side import MOST_LANES
 
 FEW = study.Scale(train=24, test=6, samples=30, epochs=1, small=True)
 FIGURES = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.ridge import Ridge
 from vspair.errors import VspairError
+from vspair.methods.ridge import Ridge
 from vspair.problems.inpainting import (
     InpaintingData,
     InpaintingProblem,

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vspair.errors import VspairError
-from vspair.problems import lodopab
-from vspair.problems.ct import Geometry, RayTransform, coarsen
-from vspair.problems.lodopab import (
+from vspair.datasets import lodopab
+from vspair.datasets.lodopab import (
     LENGTHS,
     CtSlices,
     Lodopab,
@@ -23,6 +21,8 @@ from vspair.problems.lodopab import (
     load_compact,
     load_slices,
 )
+from vspair.errors import VspairError
+from vspair.problems.ct import Geometry, RayTransform, coarsen
 
 SMALL = {"train": 11, "validation": 6, "test": 7}
 IDS = {"train": (0, 4), "validation": (4, 6), "test": (6, 9)}

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vspair.datasets import mnist
+from vspair.datasets.mnist import FILES, IdxFile, load_mnist
 from vspair.errors import VspairError
-from vspair.problems import mnist
-from vspair.problems.mnist import FILES, IdxFile, load_mnist
 
 Arrays = dict[str, NDArray[np.uint8]]
 ORIGINAL = dict(FILES)

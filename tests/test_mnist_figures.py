@@ -18,11 +18,11 @@ from vspair.errors import VspairError
 from vspair.model import InverseModel, PairedAutoencoder, build
 from vspair.networks import NetworkConfig
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
-from vspair.report import mnist as report
-from vspair.report import mnist_images, plots
-from vspair.report.mnist_images import Numbers
-from vspair.studies import mnist as study
-from vspair.studies import mnist_figures as figures
+from vspair.report import plots
+from vspair.studies.mnist import drawing as report
+from vspair.studies.mnist import drawing_images as mnist_images
+from vspair.studies.mnist import figures, study
+from vspair.studies.mnist.drawing_images import Numbers
 from vspair.studies.results import Row
 from vspair.uncertainty import localisation
 

@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 from vspair.cli import app
 from vspair.errors import VspairError
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
-from vspair.studies import mnist as study
-from vspair.studies import mnist_perturbations as perturbations
-from vspair.studies import mnist_readings as readings
+from vspair.studies.mnist import perturbations, readings, study
 
 
 def test_all_readings_are_different_trainings() -> None:
@@ -79,7 +77,7 @@ def test_smaller_runs_do_not_replace_the_whole_study(
     seen: list[Path] = []
     images = toy_digits(48, seed=0)
     monkeypatch.setattr(study, "reproduce", lambda _, out, **__: seen.append(out))
-    monkeypatch.setattr("vspair.problems.mnist.load_mnist", lambda _: Mock(train_images=images))
+    monkeypatch.setattr("vspair.datasets.mnist.load_mnist", lambda _: Mock(train_images=images))
     pairs = partial(mnist_pairs, train=40)
     monkeypatch.setattr("vspair.problems.inpainting.mnist_pairs", pairs)
     done = CliRunner().invoke(app, ["reproduce", "mnist", *flags])

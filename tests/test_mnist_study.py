@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vspair.problems.inpainting import InpaintingData
-from vspair.studies import mnist as study
+from vspair.studies.mnist import study
 from vspair.studies.results import Row
 
 

@@ -11,8 +11,8 @@ from vspair import config as configs
 from vspair.config import Config
 from vspair.fitting import prepare
 from vspair.model import InverseModel, build
-from vspair.norms import answering_norms, refresh_norms
 from vspair.runs import read_tensors
+from vspair.training.batch_norms import answering_norms, refresh_norms
 
 NETWORK = {"kind": "conv", "width": 4, "depth": 2}
 SIZES = {"x_size": 6, "y_size": 5, "x_network": NETWORK, "y_network": NETWORK}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from vspair.datasets.phantoms import chest_phantoms
 from vspair.errors import VspairError
-from vspair.problems.phantoms import chest_phantoms
 
 
 @pytest.fixture(scope="module")

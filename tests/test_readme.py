@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vspair.studies.ct_tables import by_noise
-from vspair.studies.gaussian import METRICS
-from vspair.studies.heat import noise_table
+from vspair.studies.ct.tables import by_noise
+from vspair.studies.gaussian.study import METRICS
+from vspair.studies.heat.study import noise_table
 from vspair.studies.results import Row, markdown
 
 ROOT = Path(__file__).parent.parent

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vspair.baselines.ridge import Ridge
 from vspair.errors import VspairError
+from vspair.methods.ridge import Ridge
 
 
 def problem(n: int = 60, noise: float = 0.1) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,8 +13,8 @@ from vspair import records as record
 from vspair import sweeps
 from vspair.config import Config
 from vspair.errors import VspairError
-from vspair.interrupts import Interrupted
 from vspair.sweeps import Axis, Sweep, run
+from vspair.training.interrupts import Interrupted
 
 Pairs = tuple[Tensor, Tensor]
 

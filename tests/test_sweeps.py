@@ -24,9 +24,9 @@ from vspair.config import Config
 from vspair.data import fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
-from vspair.interrupts import Interrupted
 from vspair.runs import read_metrics
 from vspair.sweeps import Axis, Sweep, run
+from vspair.training.interrupts import Interrupted
 
 Pairs = tuple[Tensor, Tensor]
 

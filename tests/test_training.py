@@ -17,13 +17,13 @@ from vspair import config as configs
 from vspair.config import Config, TrainingConfig
 from vspair.errors import VspairError
 from vspair.fitting import continued, prepare, resumed, suggest
-from vspair.interrupts import Interrupted
 from vspair.model import PairedAutoencoder
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
-from vspair.studies.gaussian import measure, moments
-from vspair.together import train_together
-from vspair.training import Trainer
+from vspair.studies.gaussian.study import measure, moments
+from vspair.training.interrupts import Interrupted
+from vspair.training.side_by_side import train_together
+from vspair.training.trainer import Trainer
 
 KINDS = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair.baselines.fbp import Fbp
-from vspair.baselines.tv import total_variation, tv_admm, tv_objective
+from vspair.datasets.phantoms import chest_phantoms
 from vspair.errors import VspairError
+from vspair.methods.fbp import Fbp
+from vspair.methods.tv_admm import total_variation, tv_admm, tv_objective
 from vspair.problems.ct import CtProblem, Geometry, RayTransform
-from vspair.problems.phantoms import chest_phantoms
 
 GEOMETRY = Geometry((12, 10), angles=14, detectors=17, pixel=1.0)
 

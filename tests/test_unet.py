@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair.acceleration import Precision, compiled
-from vspair.baselines.diffusion import VPSDE, Prior, noise_loss, train_prior
-from vspair.baselines.learning import Plan, Training
-from vspair.baselines.regression import Regression, train_regression
-from vspair.baselines.unet import UNet, _Time
 from vspair.errors import VspairError
+from vspair.methods.dps import VPSDE, Prior, noise_loss, train_prior
+from vspair.methods.regression import Regression, train_regression
+from vspair.networks.unet import UNet, _Time
 from vspair.runs import read_metrics
+from vspair.training.acceleration import Precision, compiled
+from vspair.training.networks_loop import Plan, Training
 
 
 @pytest.mark.parametrize(("time", "count"), [(True, 32_268_097), (False, 27_934_017)])
@@ -160,7 +160,7 @@ def test_no_epoch_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch
         return plain(training)
 
     monkeypatch.setattr(Training, "epoch", epoch)
-    monkeypatch.setattr("vspair.baselines.learning.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("vspair.training.networks_loop.time.monotonic", lambda: clock[0])
     for deadline, done in ((5.0, 1), (25.0, 2), (30.0, 3), (1e3, 4)):
         clock[0] = 0.0
         assert train_prior(discs(16), PLAN, deadline=deadline, **TINY).epochs == done

@@ -160,7 +160,8 @@ class TrainingConfig:
         augment: ``shift`` moves each pair of images around by a random number of pixels in every
             step, which suits periodic problems that treat every place alike.
         norms: The averages of batch norm in evaluation: those kept while ``training``, or
-            measured anew at the end along the path of an ``answer`` (see :mod:`vspair.norms`).
+            measured anew at the end along the path of an ``answer`` (see
+            :mod:`vspair.training.batch_norms`).
         checkpoint_seconds: The least time between two checkpoints.
         capture: Whether to replay steps as CUDA graphs, on a GPU.
         compile: Whether to compile the networks: a minute at the start, faster steps after.

@@ -17,7 +17,7 @@ from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.objective import Objective
 from vspair.runs import Run, pick_device
-from vspair.training import Trainer
+from vspair.training.trainer import Trainer
 
 __all__ = ["continued", "fit", "prepare", "resumed", "suggest"]
 

@@ -38,9 +38,9 @@ from vspair.data import as_pairs, fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
 from vspair.fitting import fit, resumed, suggest
-from vspair.interrupts import Interrupted
 from vspair.records import Settings, flat, folder_name, mend, read_row, rows, settle
 from vspair.report import sweeps as report
+from vspair.training.interrupts import Interrupted
 
 __all__ = ["METRICS", "Axis", "Sweep", "flat", "run"]
 

@@ -73,8 +73,8 @@ def demo(
     The problem: a heat map has blurred for a while and was measured with noise; what did it
     look like before? Needs no data, and less than two minutes on two CPU cores.
     """
-    from vspair.report.demo import brief
-    from vspair.studies.demo import demo as run
+    from vspair.studies.demo.drawing import brief
+    from vspair.studies.demo.study import demo as run
 
     say(brief(run(out, progress=not quiet)))
     say(f"Open {out / 'index.html'} in a browser.")
@@ -112,7 +112,7 @@ def fit(
     from vspair import config as configs
     from vspair import fitting
     from vspair.data import load_array
-    from vspair.interrupts import Interrupted
+    from vspair.training.interrupts import Interrupted
 
     given = {
         "epochs": epochs,

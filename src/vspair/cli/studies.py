@@ -95,8 +95,8 @@ def gaussian(
     draw: Draw = False,
 ) -> None:
     """Section 4.1: a linear Gaussian problem whose posterior is known in closed form."""
-    from vspair.studies.gaussian import redraw
-    from vspair.studies.gaussian import reproduce as run
+    from vspair.studies.gaussian.study import redraw
+    from vspair.studies.gaussian.study import reproduce as run
 
     if out is None:
         out = Path("results/gaussian-smoke" if smoke else "results/gaussian")
@@ -134,12 +134,12 @@ def mnist(
     draw: Draw = False,
 ) -> None:
     """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and both presets of vsPAIR."""
+    from vspair.datasets.mnist import load_mnist
     from vspair.problems.inpainting import mnist_pairs, toy_digits
-    from vspair.problems.mnist import load_mnist
-    from vspair.studies.mnist import NAMES, reproduce
-    from vspair.studies.mnist_figures import redraw
-    from vspair.studies.mnist_perturbations import compare as perturb
-    from vspair.studies.mnist_readings import compare, some_tests
+    from vspair.studies.mnist.figures import redraw
+    from vspair.studies.mnist.perturbations import compare as perturb
+    from vspair.studies.mnist.readings import compare, some_tests
+    from vspair.studies.mnist.study import NAMES, reproduce
 
     if only and not readings:
         raise VspairError(f"--only {only[0]}: it names a reading. Give --readings too.")
@@ -186,9 +186,9 @@ def heat(
     draw: Draw = False,
 ) -> None:
     """Section 4.4: what a heat map was before, with floors that are given the equation."""
-    from vspair.studies.heat import SMOKE, Scale
-    from vspair.studies.heat import reproduce as run
-    from vspair.studies.heat_figures import redraw
+    from vspair.studies.heat.figures import redraw
+    from vspair.studies.heat.study import SMOKE, Scale
+    from vspair.studies.heat.study import reproduce as run
 
     part = not smoke and (epochs > 0 or bool(only))
     out, runs = places("heat" + "-smoke" * smoke + "-part" * part, out, runs)
@@ -235,9 +235,9 @@ def ct(
     draw: Draw = False,
 ) -> None:
     """Section 4.3: computed tomography, with every baseline on the same sinograms."""
-    from vspair.studies.ct import SMOKE, Scale
-    from vspair.studies.ct import reproduce as run
-    from vspair.studies.ct_figures import redraw
+    from vspair.studies.ct.figures import redraw
+    from vspair.studies.ct.study import SMOKE, Scale
+    from vspair.studies.ct.study import reproduce as run
 
     real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
     out, runs = places(ct_name("ct", real, smoke, epochs > 0), out, runs)
@@ -272,9 +272,9 @@ def ct_sweeps(
     draw: Draw = False,
 ) -> None:
     """Appendix B: what alpha0, beta0 and gamma_x do to computed tomography."""
-    from vspair.studies.ct_sweeps import SMOKE, Scale
-    from vspair.studies.ct_sweeps import reproduce as run
-    from vspair.studies.ct_sweeps_tables import redraw
+    from vspair.studies.ct_sweeps.study import SMOKE, Scale
+    from vspair.studies.ct_sweeps.study import reproduce as run
+    from vspair.studies.ct_sweeps.tables import redraw
 
     real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
     part = epochs not in (0, 500)

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from vspair.baselines.ridge import Ridge
 from vspair.errors import VspairError
+from vspair.methods.ridge import Ridge
 
 __all__ = ["InpaintingData", "InpaintingProblem", "floors", "mnist_pairs", "toy_digits"]
 

@@ -7,7 +7,7 @@ the second coordinate points up. The ray of angle :math:`\theta` and detector co
 
 so that :math:`\theta = 0` sums down the columns and the detector's first pixel sees the left edge.
 This is what the ASTRA toolbox takes ``parallel`` to mean. LoDoPaB-CT, made with ODL, has another
-frame; :mod:`vspair.problems.lodopab` turns both its images and its sinograms to this one.
+frame; :mod:`vspair.datasets.lodopab` turns both its images and its sinograms to this one.
 
 Joseph's method steps along the rows of the image where a ray is rather vertical, and along its
 columns otherwise, and interpolates linearly between the two nearest pixels at each step. Step k

@@ -1,0 +1,1 @@
+"""Data sets that studies read, and slices that are made where there are none."""

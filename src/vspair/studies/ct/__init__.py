@@ -1,0 +1,1 @@
+"""Computed tomography, section 4.3."""

@@ -1,0 +1,1 @@
+"""The Gaussian problem, section 4.1."""

@@ -1,0 +1,1 @@
+"""The heat equation, section 4.4."""

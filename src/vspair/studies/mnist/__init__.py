@@ -1,0 +1,1 @@
+"""Blind inpainting on MNIST, section 4.2."""
