@@ -19,13 +19,13 @@ from torch import Tensor
 from vspair.config import ModelConfig
 from vspair.model import build
 from vspair.networks import NetworkConfig
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.uncertainty import localisation
 
 PAPER = 6000 * 784
 
 
-def mnist(images: int, device: str) -> Posterior:
+def mnist(images: int, device: str) -> LatentPosterior:
     """Return the posterior of random observations by the paper's network."""
     torch.manual_seed(0)
     network = NetworkConfig("conv", width=16, depth=2)
@@ -34,7 +34,7 @@ def mnist(images: int, device: str) -> Posterior:
 
 
 @torch.no_grad()
-def in_full(post: Posterior, region: Tensor, dims: list[int]) -> Tensor:
+def in_full(post: LatentPosterior, region: Tensor, dims: list[int]) -> Tensor:
     """Return ratios of shape (B, K) by decoding each perturbed latent, image by image."""
     ratios, plain = [], post.decode(post.code.mean)
     for z, x, inside in zip(post.code.mean, plain, region, strict=True):

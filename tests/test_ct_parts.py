@@ -14,7 +14,7 @@ from vspair.codes import SpikeSlab
 from vspair.data import split
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.ct import LODOPAB_PIXEL, CtPairs, CtProblem, Geometry, RayTransform
 from vspair.studies.ct import study
 from vspair.studies.ct.answers import WEIGHTS, choose_weights, zeta_here
@@ -251,7 +251,7 @@ def test_leading_factors_vary_and_are_open_in_that_slice() -> None:
     mu[:, 1], mu[:, 2], mu[:, 4] = (s * torch.arange(5.0) for s in (1, 3, 2))
     omega = torch.full((5, 6), 0.9)
     omega[0, 2] = 0.2
-    post = Posterior(tiny(), SpikeSlab.of(mu, torch.zeros(5, 6), omega))
+    post = LatentPosterior(tiny(), SpikeSlab.of(mu, torch.zeros(5, 6), omega))
     assert leading(post, torch.tensor([0, 3]), 2).tolist() == [[4, 1], [2, 4]]
 
 

@@ -25,7 +25,7 @@ from vspair.claims import Claim
 from vspair.cli import app
 from vspair.errors import VspairError
 from vspair.methods.fbp import Fbp
-from vspair.report import plots
+from vspair.report import figures as plots
 from vspair.runs import Run
 from vspair.studies.ct.data import CtData, draw
 from vspair.studies.ct.training import Bench
@@ -350,7 +350,7 @@ def test_gaps_are_shown_and_said(out: Path) -> None:
     lines = [line.split("|")[2:-1] for line in nnz.splitlines() if "|" in line]
     measured = [[cell.strip() != "-" for cell in line] for line in lines[2:]]
     assert np.argwhere(measured).tolist() == [[0, 0], [3, 1]]
-    numbers = plots.load_numbers(out / FILE, ".")
+    numbers = read_groups(out / FILE, "Run the study first, without --draw.")
     for name in ("nnz", "mse"):
         assert np.isfinite(numbers["beta"][name]).tolist() == measured
 
@@ -375,7 +375,10 @@ def test_the_summary_has_every_number_of_every_answer(out: Path, runs: Path) -> 
 
 
 def test_figures_are_drawn_from_the_answers(out: Path, runs: Path) -> None:
-    text, numbers = (out / "README.md").read_text(), plots.load_numbers(out / FILE, ".")
+    text, numbers = (
+        (out / "README.md").read_text(),
+        read_groups(out / FILE, "Run the study first, without --draw."),
+    )
     for name in ("beta_prior", "gamma_x"):
         assert f"({name}.png)" in text
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -384,7 +387,9 @@ def test_figures_are_drawn_from_the_answers(out: Path, runs: Path) -> None:
     gamma = numbers["gamma"]
     assert np.allclose(gamma["gamma_x"], [0.001, 0.01, 0.1, 1])
     for i, point in enumerate(GAMMA):
-        images = plots.load_numbers(runs / "answers" / f"{point.label}.npz", ".")["shown"]
+        images = read_groups(
+            runs / "answers" / f"{point.label}.npz", "Run the study first, without --draw."
+        )["shown"]
         for name in ("mean", "variance", "omega"):
             assert np.array_equal(gamma[name][i], images[name][1])
         assert np.array_equal(gamma["truth"], images["truth"][1])
@@ -420,7 +425,7 @@ def test_how_nnz_follows_the_prior_is_said(runs: Path, tmp_path: Path) -> None:
 def test_curves_are_drawn_from_the_answers(out: Path, runs: Path, tmp_path: Path) -> None:
     text = (out / "README.md").read_text()
     assert text.count("a column a study. Each training has 2 epochs") == 2
-    found = plots.load_numbers(out / FILE, ".")["curves"]
+    found = read_groups(out / FILE, "Run the study first, without --draw.")["curves"]
     assert found["prior_alpha0"].tolist() == [1, 64]
     assert found["prior_beta0"].tolist() == [1, 2]
     for name, points in (("prior", TRAINED), ("gamma", GAMMA)):
@@ -435,7 +440,7 @@ def test_curves_are_drawn_from_the_answers(out: Path, runs: Path, tmp_path: Path
     cut.write_text(cut.read_text().splitlines()[0])
     gone.unlink()
     study.report(tmp_path / "out", answers)
-    fewer = plots.load_numbers(tmp_path / "out" / FILE, ".")["curves"]
+    fewer = read_groups(tmp_path / "out" / FILE, "Run the study first, without --draw.")["curves"]
     assert np.allclose(fewer["gamma_gamma_x"], [0.001, 0.1, 1])
     assert np.isnan(fewer["gamma_rho"]).tolist() == [[False, True], [False] * 2, [False] * 2]
     assert np.array_equal(fewer["gamma_kl"][1:], found["gamma_kl"][2:])

@@ -14,9 +14,9 @@ import torch
 import vspair
 from vspair.config import shipped
 from vspair.errors import VspairError
-from vspair.report import plots
+from vspair.report import figures as plots
+from vspair.report.figures import ImageRow
 from vspair.report.page import Picture, Section, Table, render
-from vspair.report.plots import ImageRow
 from vspair.studies.demo.drawing import brief
 from vspair.studies.demo.study import PROBLEM, _coverage, _factors, demo
 from vspair.training.interrupts import Interrupted

@@ -14,7 +14,7 @@ from vspair.cli import app
 from vspair.codes import SpikeSlab
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Run
 from vspair.studies.factors import STEPS, leading, perturbed
@@ -168,10 +168,10 @@ def test_variance_on_the_source_is_found_there(monkeypatch: pytest.MonkeyPatch) 
     _, _, test = study.draw(0.0, 0, study.Scale(test=12))
     disc = test.source.disc(16)
 
-    def sample(self: Posterior, n: int, generator: Any = None) -> Tensor:
+    def sample(self: LatentPosterior, n: int, generator: Any = None) -> Tensor:
         return test.x + disc * torch.randn(n, *test.x.shape, generator=generator)
 
-    monkeypatch.setattr(Posterior, "sample", sample)
+    monkeypatch.setattr(LatentPosterior, "sample", sample)
     row, images = measure(tiny(), test, samples=200)
     assert row["variance_inside"] == pytest.approx(1)
     assert row["area_inside"] == pytest.approx(float(disc.double().mean()))
@@ -189,7 +189,7 @@ def test_leading_factors_vary_and_are_open() -> None:
     omega = torch.full((5, 6), 0.9)
     omega[:, 2] = 0.2
     code = SpikeSlab.of(mu, torch.zeros(5, 6), omega)
-    post = Posterior(tiny(), code)
+    post = LatentPosterior(tiny(), code)
     assert leading(post, k=2).tolist() == [4, 1]
 
 

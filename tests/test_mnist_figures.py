@@ -18,7 +18,7 @@ from vspair.errors import VspairError
 from vspair.model import InverseModel, PairedAutoencoder, build
 from vspair.networks import NetworkConfig
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
-from vspair.report import plots
+from vspair.report import figures as plots
 from vspair.studies.mnist import drawing as report
 from vspair.studies.mnist import drawing_images as mnist_images
 from vspair.studies.mnist import figures, study

@@ -14,7 +14,7 @@ from vspair.config import ModelConfig
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.networks import NetworkConfig
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 
 Kind = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR"]
 KINDS: tuple[Kind, ...] = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
@@ -92,9 +92,9 @@ def test_moments_are_those_of_the_samples(kind: Kind, shape: str, noise: bool, n
 def test_results_do_not_depend_on_chunk(kind: Kind, noise: bool) -> None:
     model, y = make(kind, "images")
     code = model.posterior(y).code
-    whole = Posterior(model, code, noise=noise)
+    whole = LatentPosterior(model, code, noise=noise)
     for chunk in (1, 4, 7):
-        post = Posterior(model, code, noise=noise, chunk=chunk)
+        post = LatentPosterior(model, code, noise=noise, chunk=chunk)
         for name in ("sample", "mean", "std"):
             got, expected = (getattr(p, name)(11, seeded()) for p in (post, whole))
             torch.testing.assert_close(got, expected)
@@ -145,13 +145,13 @@ def test_few_decoded_images_are_alive_at_once(
     what: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, y = make("vsPAIR", "images")
-    plain, alive, most = Posterior.decode, 0, 0
+    plain, alive, most = LatentPosterior.decode, 0, 0
 
     def forget(images: int) -> None:
         nonlocal alive
         alive -= images
 
-    def decode(self: Posterior, z: Tensor) -> Tensor:
+    def decode(self: LatentPosterior, z: Tensor) -> Tensor:
         """Decode into memory that reports when it is freed."""
         nonlocal alive, most
         memory = plain(self, z).numpy().copy()
@@ -161,9 +161,9 @@ def test_few_decoded_images_are_alive_at_once(
         most = max(most, alive)
         return torch.from_numpy(memory)
 
-    monkeypatch.setattr(Posterior, "decode", decode)
+    monkeypatch.setattr(LatentPosterior, "decode", decode)
     monkeypatch.setattr(module, "_BLOCK", 200 * 10)  # room for ten pixels of 200 samples
-    post = Posterior(model, model.posterior(y[:1]).code, chunk=chunk)
+    post = LatentPosterior(model, model.posterior(y[:1]).code, chunk=chunk)
     post.moments(200) if what == "moments" else post.interval(n=200)
     assert most <= 2 * chunk
     assert alive == 0
@@ -174,7 +174,7 @@ def test_chunk_bounds_the_decoder(chunk: int) -> None:
     model, y = make("vsPAIR")
     sizes: list[int] = []
     handle = model.x_decoder.register_forward_pre_hook(lambda _, z: sizes.append(len(z[0])))
-    post = Posterior(model, model.posterior(y).code, chunk=chunk)
+    post = LatentPosterior(model, model.posterior(y).code, chunk=chunk)
     post.sample(8), post.moments(8), post.interval(n=8), post.approximate_mean()
     handle.remove()
     assert max(sizes) <= chunk

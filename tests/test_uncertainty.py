@@ -16,7 +16,7 @@ from vspair.config import ModelConfig
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.networks import NetworkConfig
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.uncertainty.changes import _Changes
 from vspair.uncertainty.perturbation import Dims
 
@@ -40,7 +40,7 @@ dtypes = pytest.mark.parametrize(
 
 def make(
     kind: Kind, network: str = "conv", dtype: torch.dtype = torch.float32, batch: int = BATCH
-) -> Posterior:
+) -> LatentPosterior:
     """Return the posterior of a small model whose batch norms and scales are not trivial."""
     shape, config = NETWORKS[network]
     model = build(ModelConfig(kind, SIZE, 5, config, NetworkConfig(width=4)), shape, (6,))
@@ -56,21 +56,23 @@ def make(
     return model.to(dtype).posterior(torch.randn(batch, 6, dtype=dtype))
 
 
-def random_region(post: Posterior) -> Tensor:
+def random_region(post: LatentPosterior) -> Tensor:
     region = torch.rand(len(post), *post.model.x_shape) < 0.4
     region.flatten(1)[:, 0], region.flatten(1)[:, 1] = True, False
     return region
 
 
-def naive(post: Posterior, z: Tensor, factor: float) -> Tensor:
+def naive(post: LatentPosterior, z: Tensor, factor: float) -> Tensor:
     """Return the change of each image under each perturbation, with shape (B, l, *x_shape)."""
     moved = z.unsqueeze(1) * (1 + factor * torch.eye(z.shape[1], dtype=z.dtype))
     return post.decode(moved) - post.decode(z).unsqueeze(1)
 
 
-def naive_localisation(post: Posterior, z: Tensor, region: Tensor, factor: float) -> list[Tensor]:
+def naive_localisation(
+    post: LatentPosterior, z: Tensor, region: Tensor, factor: float
+) -> list[Tensor]:
     """Return mean squared changes inside and outside by float64 decodes, each of shape (B, l)."""
-    post = Posterior(deepcopy(post.model).double(), post.code)
+    post = LatentPosterior(deepcopy(post.model).double(), post.code)
     z = z.double()
     square = naive(post, z, factor).square().flatten(2)
     masks = (region.flatten(1), ~region.flatten(1))
@@ -106,7 +108,7 @@ def test_active_sets_are_those_of_the_samples(kind: Kind) -> None:
 def test_zero_means_of_dense_codes_count_as_active() -> None:
     model = make("vPAIR").model
     for code in (Point(torch.zeros(2, SIZE)), Normal(*torch.zeros(2, 2, SIZE))):
-        post = Posterior(model, code)
+        post = LatentPosterior(model, code)
         assert (u.draw_active(post, 3) == 3).all()
         assert u.nnz(post).tolist() == [SIZE] * 2
 
@@ -114,7 +116,7 @@ def test_zero_means_of_dense_codes_count_as_active() -> None:
 def test_counts_follow_the_gates() -> None:
     omega = torch.tensor([[0.0, 0.3, 1.0]]).repeat(2000, 1)
     code = SpikeSlab.of(torch.ones_like(omega), torch.zeros_like(omega), omega)
-    counts = u.draw_active(Posterior(make("vsPAIR").model, code), 10, seeded())
+    counts = u.draw_active(LatentPosterior(make("vsPAIR").model, code), 10, seeded())
     assert (counts[:, 0] == 0).all()
     assert (counts[:, 2] == 10).all()
     assert abs(float(counts[:, 1].double().mean()) - 3) < 5 * math.sqrt(2.1 / 2000)
@@ -325,13 +327,13 @@ class Blocks(nn.Module):
         return blocks.unsqueeze(1).expand(len(z), 2, 6)
 
 
-def blocks(z: list[list[float]]) -> Posterior:
+def blocks(z: list[list[float]]) -> LatentPosterior:
     """Return a posterior over 2 x 6 images, in units in which the decoder's are doubled."""
     config = ModelConfig("PAIR", 4, 2, NetworkConfig("mlp"), NetworkConfig("mlp"))
     model = build(config, (2, 6), (2,))
     model.x_decoder = Blocks()  # type: ignore[assignment]
     model.x_normaliser.std.fill_(2.0)
-    return Posterior(model, Point(torch.tensor(z)))
+    return LatentPosterior(model, Point(torch.tensor(z)))
 
 
 def test_disjoint_blocks_are_localised_exactly() -> None:
@@ -467,7 +469,7 @@ def test_t_quantile(p: float, freedom: float, expected: float) -> None:
 
 # -- side effects -----------------------------------------------------------------------------
 
-ANALYSES: dict[str, Callable[[Posterior, Generator], Any]] = {
+ANALYSES: dict[str, Callable[[LatentPosterior, Generator], Any]] = {
     "draw_active": lambda p, g: u.draw_active(p, 3, g),
     "nnz": u.nnz,
     "perturb": lambda p, g: u.perturb(p, [1, 2], (0.0, 2.0), 3, g),
@@ -484,7 +486,7 @@ def test_modes_weights_and_global_chance_are_left_alone(kind: Kind, analysis: st
     post = make(kind)
     reference = ANALYSES[analysis](post, seeded())
     model: InverseModel = post.model.train()
-    post = Posterior(model, post.code, noise=True)
+    post = LatentPosterior(model, post.code, noise=True)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     chance = torch.get_rng_state()
     result = ANALYSES[analysis](post, seeded())
@@ -513,20 +515,20 @@ def test_a_gpu_agrees(kind: Kind, network: str) -> None:
     region = random_region(post)
     expected = u.localisation(post, region)
     code = type(post.code)(*(t.cuda() for t in _parts(post)))
-    gpu = Posterior(post.model.cuda(), code)
+    gpu = LatentPosterior(post.model.cuda(), code)
     result = u.localisation(gpu, region)
     close(result.inside.cpu(), expected.inside, 1e-10)
     generator = Generator("cuda").manual_seed(1)
     assert u.draw_active(gpu, 3, generator).device.type == "cuda"
     assert u.perturb(gpu, [1], (1.0,), 2, generator).device.type == "cuda"
-    gpu = Posterior(post.model.float(), code._map(Tensor.float))
+    gpu = LatentPosterior(post.model.float(), code._map(Tensor.float))
     low = u.localisation(gpu, region, dtype=torch.bfloat16).inside.cpu().double()
     # Changes far below the largest are lost in bfloat16.
     atol = 1e-2 * float(expected.inside.max())
     torch.testing.assert_close(low, expected.inside, rtol=0.2, atol=atol)
 
 
-def _parts(post: Posterior) -> list[Tensor]:
+def _parts(post: LatentPosterior) -> list[Tensor]:
     names = {Point: ("z",), Normal: ("mu", "logvar")}
     sparse = ("mu", "logvar", "log_on", "log_off")
     return [getattr(post.code, n) for n in names.get(type(post.code), sparse)]
@@ -535,7 +537,7 @@ def _parts(post: Posterior) -> list[Tensor]:
 # -- mistakes ---------------------------------------------------------------------------------
 
 EYE = torch.eye(5, 6, dtype=torch.bool)
-MISTAKES: dict[str, tuple[Callable[[Posterior], Any], str]] = {
+MISTAKES: dict[str, tuple[Callable[[LatentPosterior], Any], str]] = {
     "no samples": (lambda p: u.draw_active(p, 0), "samples"),
     "other samples": (lambda p: u.always_active(u.draw_active(p, 30), 3), "samples"),
     "region shape": (lambda p: u.localisation(p, EYE[:4]), "shape"),

@@ -21,7 +21,7 @@ from vspair.model import InverseModel as InverseModel
 from vspair.model import PairedAutoencoder as PairedAutoencoder
 from vspair.model import SparseVAE as SparseVAE
 from vspair.model import build as build
-from vspair.posterior import Posterior as Posterior
+from vspair.posterior import LatentPosterior as LatentPosterior
 from vspair.runs import load as load
 
 __version__ = "0.1.0"

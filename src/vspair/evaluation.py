@@ -1,4 +1,8 @@
-"""What a trained model is worth on pairs that it has not seen, and inversion to a file."""
+"""What an answer is worth: scores of posteriors against truths, and inversion to a file.
+
+:func:`scores` is the only place where samples meet truths. Every table, sweep and study takes its
+numbers from it, under the names of :data:`vspair.vocabulary.VOCABULARY`.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +15,155 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from vspair.codes import Point, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.data import as_pairs
 from vspair.errors import VspairError
-from vspair.metrics import central_interval, check_level, coverage, crps, energy_score, pearson
+from vspair.metrics import (
+    central_interval,
+    check_level,
+    coverage,
+    crps,
+    energy_score,
+    pearson,
+    psnr,
+    ssim,
+)
 from vspair.model import InverseModel
-from vspair.posterior import Posterior
-from vspair.runs import atomically
+from vspair.posterior import LatentPosterior, Method, PointPosterior, Posterior
+from vspair.runs.files import atomically
 
-__all__ = ["evaluate", "invert"]
+__all__ = ["evaluate", "excess", "invert", "score_method", "scores"]
+
+WITH_NOISE = ("crps", "coverage_90", "beyond_2_std")
+"""The scores that are also given of samples with the decoder's noise."""
 
 
-def _generator(model: InverseModel, seed: int) -> Generator:
+def _generator(device: torch.device, seed: int) -> Generator:
     if not 0 <= seed < 2**63:
         raise VspairError(f"seed = {seed}: expected a whole number from 0 to 2**63 - 1.")
-    return Generator(model.log_width.device).manual_seed(seed)
+    return Generator(device).manual_seed(seed)
 
 
-def _scores(
-    model: InverseModel, x: Tensor, y: Tensor, n: int, generator: Generator
-) -> dict[str, Tensor]:
-    """Return one value an observation for each metric that is defined, with shape (B,)."""
-    post = model.posterior(y)
-    samples = post.sample(n, generator)
-    mean = samples.mean(0)
-    noisy = Posterior(model, post.code, noise=True).interval(0.9, n, generator)
-    scores = {
-        "mse": (samples[0] - x).square().flatten(1).mean(1),
-        "mse_mean": (mean - x).square().flatten(1).mean(1),
-        "mse_approximate_mean": (post.approximate_mean() - x).square().flatten(1).mean(1),
-        "crps": crps(samples, x).flatten(1).mean(1),
-        "energy_score": energy_score(samples, x),
+def _entries_mean(values: Tensor) -> Tensor:
+    """Return the mean over the entries of each observation, float64 with shape (B,)."""
+    return values.flatten(1).double().mean(1)
+
+
+def excess(estimate: Tensor, std: Tensor, x: Tensor, deviations: float = 2.0) -> Tensor:
+    """Return by how much estimates miss the truth beyond so many deviations, at least 0.
+
+    Arguments:
+        estimate: Point estimates, with shape (B, *x_shape).
+        std: The deviation that is reported for each entry, with shape (B, *x_shape).
+        x: The truths, with shape (B, *x_shape).
+        deviations: How many deviations are allowed.
+    """
+    return ((estimate - x).abs() - deviations * std).clamp(min=0)
+
+
+def _spread_scores(samples: Tensor, mean: Tensor, x: Tensor) -> dict[str, Tensor]:
+    """Return the scores that need at least two different samples (n, B, *x_shape)."""
+    std = samples.std(0)
+    beyond = excess(mean, std, x)
+    return {
         "coverage_90": coverage(*central_interval(samples, 0.9), x),
-        "coverage_90_with_noise": coverage(*noisy, x),
+        "variance": _entries_mean(std.square()),
+        "deviation": _entries_mean(std),
+        "beyond_2_std": _entries_mean(beyond > 0),
+        "excess_2_std": _entries_mean(beyond),
     }
-    # A point has no spread, and neither has one sample; round-off would look like one.
-    if n > 1 and not isinstance(post.code, Point):
-        scores["variance"] = samples.var(0).flatten(1).mean(1)
+
+
+def _code_scores(post: LatentPosterior, x: Tensor, generator: Generator) -> dict[str, Tensor]:
+    """Return the error of the decoded mean code, and how many factors are present."""
+    found = {"mse_code": _entries_mean((post.decode(post.code.mean) - x).square())}
     if isinstance(post.code, SpikeSlab):
-        scores["active"] = post.active().double().sum(1)
-        scores["nnz"] = (post.code.rsample(generator) != 0).double().sum(1)
-    return {k: v.double().cpu() for k, v in scores.items()}
+        found["active"] = (post.code.omega > 0.5).double().sum(1)
+        found["nnz"] = (post.code.rsample(generator) != 0).double().sum(1)
+    return found
+
+
+@torch.no_grad()
+def scores(
+    posterior: Posterior,
+    x: Tensor,
+    *,
+    samples: int = 50,
+    generator: Generator | None = None,
+    image_quality: bool = False,
+) -> dict[str, Tensor]:
+    """Return one value an observation for each metric that is defined, with shape (B,).
+
+    Arguments:
+        posterior: The posterior of B observations, of any method.
+        x: The truths, with shape (B, *x_shape).
+        samples: How many samples it is judged by.
+        generator: Samples, on the posterior's device.
+        image_quality: Whether to add PSNR and SSIM, for images of shape (H, W).
+
+    Returns:
+        ``mse_mean``, ``mse_sample``, ``crps`` and ``energy_score`` of any posterior;
+        ``coverage_90``, ``variance``, ``deviation``, ``beyond_2_std`` and ``excess_2_std`` where
+        it has spread and there are two samples or more; ``mse_code`` where it is decoded from a
+        code, and ``active`` and ``nnz`` where that has gates.
+    """
+    x = x.to(posterior.device)
+    generator = generator or _generator(posterior.device, 0)
+    drawn = posterior.sample(min(samples, posterior.most_samples or samples), generator)
+    mean = drawn.mean(0)
+    found = {
+        "mse_mean": _entries_mean((mean - x).square()),
+        "mse_sample": _entries_mean((drawn - x).square().mean(0)),
+        "crps": _entries_mean(crps(drawn, x)),
+        "energy_score": energy_score(drawn, x),
+    }
+    if len(drawn) > 1:
+        found |= _spread_scores(drawn, mean, x)
+    if image_quality:
+        found |= {"psnr": psnr(mean, x), "ssim": ssim(mean, x), "ssim_sample": ssim(drawn[0], x)}
+    if isinstance(posterior, LatentPosterior):
+        found |= _code_scores(posterior, x, generator)
+    if isinstance(posterior, PointPosterior):
+        found |= posterior.details
+    return found
+
+
+def score_method(
+    method: Method,
+    x: Tensor,
+    y: Tensor,
+    *,
+    samples: int = 50,
+    seed: int = 0,
+    chunk: int = 64,
+    image_quality: bool = False,
+) -> dict[str, Tensor]:
+    """Return the scores of a method on test pairs, one value a pair, float64 on the CPU, (N,).
+
+    Arguments:
+        method: Anything that answers with a posterior.
+        x: The truths, with shape (N, *x_shape).
+        y: Their observations, with shape (N, *y_shape).
+        samples: Posterior samples for each observation.
+        seed: Fixes the samples.
+        chunk: Observations that are treated at once.
+        image_quality: Whether to add PSNR and SSIM.
+
+    Returns:
+        What :func:`scores` returns, and for models some scores ``_with_noise``, of samples that
+        include the decoder's noise.
+    """
+    generator, parts = None, []
+    for truth, seen in zip(x.split(chunk), y.split(chunk), strict=True):
+        post = method.posterior(seen)
+        generator = generator or _generator(post.device, seed)
+        how: dict[str, Any] = {"samples": samples, "generator": generator}
+        row = scores(post, truth, **how, image_quality=image_quality)
+        if isinstance(post, LatentPosterior) and not post.noise:
+            noisy = scores(LatentPosterior(post.model, post.code, noise=True), truth, **how)
+            row |= {f"{name}_with_noise": noisy[name] for name in WITH_NOISE if name in noisy}
+        parts.append({name: values.double().cpu() for name, values in row.items()})
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def evaluate(
@@ -68,15 +180,10 @@ def evaluate(
         chunk: Observations that are treated at once.
 
     Returns:
-        ``mse`` of one sample, ``mse_mean`` of the mean of all samples and
-        ``mse_approximate_mean`` of the decoded mean code; ``crps`` and ``energy_score``; the
-        shares of entries inside the 90 % interval without and with the decoder's noise; the
-        Pearson correlation of mean variance and squared error; the factors more likely present
-        than not (``active``) and the non-zeros of one sample (``nnz``); and
-        ``floor_mean``, the MSE of answering every observation with the mean of these x, and,
-        where shapes agree, ``floor_y``, the MSE of answering with y itself. Scores that are not
-        defined are left out: variance and correlation for one sample or a model without spread,
-        the correlation for one pair, and the factors of a model without gates.
+        The mean of each score over the pairs (see :func:`score_method`); the correlation of
+        variance and squared error, ``uncertainty_error_r``; and ``floor_mean``, the MSE of
+        answering every observation with the mean of these x, and, where shapes agree,
+        ``floor_y``, the MSE of answering with y itself. Scores that are not defined are left out.
     """
     x, y = as_pairs(x, y, vary=False)
     if tuple(x.shape[1:]) != model.x_shape:
@@ -84,15 +191,10 @@ def evaluate(
             f"x has shape {tuple(x.shape)}: this model was trained on unknowns of shape "
             f"{model.x_shape}."
         )
-    generator = _generator(model, seed)
-    parts = [
-        _scores(model, a.to(generator.device), b, samples, generator)
-        for a, b in zip(x.split(chunk), y.split(chunk), strict=True)
-    ]
-    scores = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-    result = {k: float(v.mean()) for k, v in scores.items()}
-    if "variance" in scores:
-        result |= _correlation(scores["variance"], scores["mse_mean"])
+    found = score_method(model, x, y, samples=samples, seed=seed, chunk=chunk)
+    result = {name: float(values.mean()) for name, values in found.items()}
+    if "variance" in found:
+        result |= _correlation(found["variance"], found["mse_mean"])
     result["floor_mean"] = float((x - x.mean(0)).double().square().mean())
     if x.shape == y.shape:
         result["floor_y"] = float((x - y).double().square().mean())
@@ -141,16 +243,15 @@ def invert(
     Returns:
         ``mean``, ``std``, ``lower`` and ``upper`` ends of the interval, ``approximate_mean``,
         the ``samples``, which the four before are of, the code's parameters, and the ``seconds``
-        that it took.
+        that it took. A model without spread (PAIR) has no deviation, interval and samples.
     """
     check_level(level)
     path = None if out is None else _new_npz(Path(out))
     start = time.perf_counter()
-    generator = _generator(model, seed)
     post = model.posterior(y, noise=noise)
-    drawn = post.sample(samples, generator)
-    named = _summary(drawn, level)
-    named |= {"approximate_mean": post.approximate_mean(), "samples": drawn}
+    drawn = post.sample(samples, _generator(post.device, seed))
+    named = _summary(drawn, level) | {"samples": drawn} if post.has_spread else {"mean": drawn[0]}
+    named["approximate_mean"] = post.approximate_mean()
     arrays = {k: v.cpu().numpy() for k, v in (named | post.parameters()).items()}
     arrays["seconds"] = np.array(time.perf_counter() - start)
     if path is not None:

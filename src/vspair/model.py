@@ -19,7 +19,7 @@ from vspair.config import ModelConfig
 from vspair.data import Normaliser, as_array, as_data
 from vspair.errors import VspairError
 from vspair.networks import Decoder, Encoder, LatentMap
-from vspair.posterior import Posterior, evaluating
+from vspair.posterior import LatentPosterior, evaluating
 
 __all__ = ["InverseModel", "PairedAutoencoder", "SparseVAE", "build"]
 
@@ -70,7 +70,7 @@ class InverseModel(nn.Module, ABC):
         """The decoder's standard deviation s in normalised units, a scalar."""
         return self.log_width.detach().exp()
 
-    def posterior(self, y: Any, *, noise: bool = False) -> Posterior:
+    def posterior(self, y: Any, *, noise: bool = False) -> LatentPosterior:
         """Return what the model believes of x, given observations in their own units.
 
         Arguments:
@@ -80,7 +80,7 @@ class InverseModel(nn.Module, ABC):
         y, single = self._observations(y)
         with evaluating(self), torch.no_grad():
             code = self.latent(self.y_normaliser(y))
-        return Posterior(self, code, noise=noise, single=single)
+        return LatentPosterior(self, code, noise=noise, single=single)
 
     def _observations(self, y: Any) -> tuple[Tensor, bool]:
         y = as_array(y, "y")

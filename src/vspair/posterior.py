@@ -1,34 +1,208 @@
-"""The posterior: what a model believes of x, given an observation y."""
+"""The posterior: what a method believes of x, given an observation y.
+
+Every method answers with a :class:`Posterior`, whatever it is: :class:`LatentPosterior` decodes
+samples of a code, :class:`SamplePosterior` holds samples that were made elsewhere, and
+:class:`PointPosterior` is one estimate, which has no spread.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.codes import Code, SpikeSlab
+from vspair.codes import Code, Point, SpikeSlab
 from vspair.errors import VspairError
 from vspair.metrics import central_interval, check_level
 
 if TYPE_CHECKING:
     from vspair.model import InverseModel
 
-__all__ = ["Posterior"]
+__all__ = ["LatentPosterior", "Method", "PointPosterior", "Posterior", "SamplePosterior"]
 
 _BLOCK = 64 * 2**20
-"""The most numbers that :meth:`Posterior.interval` holds at once (256 MiB of float32)."""
+"""The most numbers that :meth:`LatentPosterior.interval` holds at once (256 MiB of float32)."""
 
 
-class Posterior:
+class Method(Protocol):
+    """Anything that inverts: a trained model, or one of :mod:`vspair.methods`."""
+
+    def posterior(self, y: Tensor) -> Posterior:
+        """Return what the method believes of x, given observations of shape (B, *y_shape)."""
+        ...
+
+
+class Posterior(ABC):
     """A distribution over x for each observation of a batch, in the data's own units.
 
-    Samples are latent samples, decoded. They are drawn one after another from the generator and
-    decoded ``chunk`` images at a time, so results do not depend on ``chunk``, and mean and
-    deviation take the same memory for ten samples as for a million.
+    Arguments:
+        x_shape: The shape of one unknown.
+        device: Where samples are; generators must be there too.
+        single: Whether to leave out the batch dimension.
+    """
+
+    has_spread = True
+    """Whether samples differ. Without spread there is no deviation and no interval."""
+
+    most_samples: int | None = None
+    """The most different samples that there are of each observation, where that is limited."""
+
+    def __init__(
+        self, x_shape: tuple[int, ...], device: torch.device, *, single: bool = False
+    ) -> None:
+        self.x_shape, self.device, self._single = x_shape, device, single
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of observations."""
+
+    @abstractmethod
+    def _sampled(self, n: int, generator: Generator | None) -> Iterator[Tensor]:
+        """Yield n samples in parts of shape (m, B, *x_shape)."""
+
+    def _squeeze(self, t: Tensor, dim: int = 0) -> Tensor:
+        return t.squeeze(dim) if self._single else t
+
+    def _expect_spread(self) -> None:
+        if not self.has_spread:
+            raise VspairError(
+                f"{self!r} has no spread: it is one estimate for each observation, without "
+                "deviation, interval or factors. Ask for its mean, or use a method that samples."
+            )
+
+    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
+        """Return n sampled unknowns for each observation, with shape (n, B, *x_shape).
+
+        Without spread they are n copies of the estimate.
+        """
+        _at_least_one(n)
+        return self._squeeze(torch.cat(list(self._sampled(n, generator))), dim=1)
+
+    def moments(self, n: int = 100, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation over n samples, each of shape (B, *x_shape).
+
+        Runs in memory that does not grow with n (Chan's update of Welford's sums).
+        """
+        self._expect_spread()
+        return self._moments(n, generator)
+
+    def _moments(self, n: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        _at_least_one(n)
+        count, mean, square = 0, torch.zeros(()), torch.zeros(())
+        for x in self._sampled(n, generator):
+            dtype, x = x.dtype, x.double()
+            m, part = len(x), x.mean(0)
+            delta = part - mean
+            square = (
+                square + (x - part).square().sum(0) + delta.square() * (count * m / (count + m))
+            )
+            mean = mean + delta * (m / (count + m))
+            count += m
+        std = (square / max(count - 1, 1)).sqrt()
+        return self._squeeze(mean.to(dtype)), self._squeeze(std.to(dtype))
+
+    def mean(self, n: int = 100, generator: Generator | None = None) -> Tensor:
+        """Return the mean over n samples, with shape (B, *x_shape)."""
+        return self._moments(n, generator)[0]
+
+    def std(self, n: int = 100, generator: Generator | None = None) -> Tensor:
+        """Return the standard deviation over n samples, with shape (B, *x_shape)."""
+        return self.moments(n, generator)[1]
+
+    def interval(
+        self, level: float = 0.9, n: int = 200, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval of n samples, each of shape (B, *x_shape)."""
+        check_level(level)
+        self._expect_spread()
+        low, high = central_interval(torch.cat(list(self._sampled(n, generator))), level)
+        return self._squeeze(low), self._squeeze(high)
+
+
+class PointPosterior(Posterior):
+    """One estimate for each observation: all its probability is there.
+
+    Arguments:
+        estimate: The estimates, with shape (B, *x_shape).
+        method: What made them, for messages.
+        details: More numbers of each observation by name, such as ``converged``, with shape (B,).
+
+    Example:
+        >>> post = PointPosterior(torch.zeros(3, 8, 8), "FBP")
+        >>> post, post.mean().shape
+        (PointPosterior(3 observations of FBP), torch.Size([3, 8, 8]))
+    """
+
+    has_spread = False
+    most_samples = 1
+
+    def __init__(
+        self,
+        estimate: Tensor,
+        method: str = "a point method",
+        details: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(tuple(estimate.shape[1:]), estimate.device)
+        self.estimate, self.method, self.details = estimate, method, dict(details or {})
+
+    def __len__(self) -> int:
+        return len(self.estimate)
+
+    def __repr__(self) -> str:
+        return f"PointPosterior({len(self)} observations of {self.method})"
+
+    def _sampled(self, n: int, generator: Generator | None) -> Iterator[Tensor]:
+        yield self.estimate.expand(n, *self.estimate.shape)
+
+    def mean(self, n: int = 100, generator: Generator | None = None) -> Tensor:
+        """Return the estimates, with shape (B, *x_shape)."""
+        return self.estimate
+
+
+class SamplePosterior(Posterior):
+    """Samples that were made elsewhere, by a method that is slow or not ours.
+
+    Arguments:
+        samples: The samples, with shape (K, B, *x_shape), K at least 2.
+    """
+
+    def __init__(self, samples: Tensor) -> None:
+        if samples.ndim < 3 or len(samples) < 2:
+            raise VspairError(
+                f"samples has shape {tuple(samples.shape)}: expected (K, B, *x_shape), with at "
+                "least 2 samples of each observation."
+            )
+        super().__init__(tuple(samples.shape[2:]), samples.device)
+        self.samples, self.most_samples = samples, len(samples)
+
+    def __len__(self) -> int:
+        return self.samples.shape[1]
+
+    def __repr__(self) -> str:
+        return f"SamplePosterior({len(self)} observations, {len(self.samples)} samples)"
+
+    def _sampled(self, n: int, generator: Generator | None) -> Iterator[Tensor]:
+        """Yield the first n samples, or all of them where fewer are at hand."""
+        yield self.samples[:n]
+
+    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
+        """Return the first n samples, with shape (n, B, *x_shape)."""
+        if n > len(self.samples):
+            raise VspairError(f"n = {n}: only {len(self.samples)} samples are at hand.")
+        return super().sample(n, generator)
+
+
+class LatentPosterior(Posterior):
+    """Samples of a code, decoded.
+
+    They are sampled one after another from the generator and decoded ``chunk`` images at a time,
+    so results do not depend on ``chunk``, and mean and deviation take the same memory for ten
+    samples as for a million.
 
     Arguments:
         model: The model that decodes.
@@ -47,8 +221,10 @@ class Posterior:
         single: bool = False,
         chunk: int = 256,
     ) -> None:
+        super().__init__(model.x_shape, code.mean.device, single=single)
         self.model, self.code, self.noise, self.chunk = model, code, noise, chunk
-        self._single = single
+        self.has_spread = noise or not isinstance(code, Point)
+        self.most_samples = None if self.has_spread else 1
 
     def __len__(self) -> int:
         return len(self.code.mean)
@@ -56,9 +232,6 @@ class Posterior:
     def __repr__(self) -> str:
         kind = type(self.code).__name__
         return f"Posterior({len(self)} observations, {kind} code of {self.code.mean.shape[-1]})"
-
-    def _squeeze(self, t: Tensor, dim: int = 0) -> Tensor:
-        return t.squeeze(dim) if self._single else t
 
     @torch.no_grad()
     def decode(self, z: Tensor) -> Tensor:
@@ -69,25 +242,26 @@ class Posterior:
         x = self.model.x_normaliser.inverse(torch.cat(parts))
         return x.reshape(*z.shape[:-1], *self.model.x_shape)
 
-    def _draws(
+    def _sampled(
         self, n: int, generator: Generator | None, rows: slice = slice(None)
     ) -> Iterator[Tensor]:
         """Yield decoded samples of shape (m, B, *x_shape), at most ``chunk`` images each.
 
-        Whatever the chunk and the rows, a sample's noise is drawn for the whole batch.
+        Whatever the chunk and the rows, noise is sampled for the whole batch.
         """
-        _at_least_one(n)
         step = max(1, self.chunk // len(range(len(self))[rows]))
         for start in range(0, n, step):
             count = min(step, n - start)
-            drawn = [self._draw(generator, rows) for _ in range(count)]
-            x = self.decode(torch.stack([z for z, _ in drawn]))
-            for image, (_, noise) in zip(x, drawn, strict=True):
+            sampled = [self._sample_latent(generator, rows) for _ in range(count)]
+            x = self.decode(torch.stack([z for z, _ in sampled]))
+            for image, (_, noise) in zip(x, sampled, strict=True):
                 if noise is not None:
                     image += noise
             yield x
 
-    def _draw(self, generator: Generator | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+    def _sample_latent(
+        self, generator: Generator | None, rows: slice
+    ) -> tuple[Tensor, Tensor | None]:
         """Return one latent sample, and its noise in the data's units where asked for."""
         z = self.code.rsample(generator)
         if not self.noise:
@@ -95,37 +269,6 @@ class Posterior:
         shape = (len(z), *self.model.x_shape)
         unit = torch.randn(shape, dtype=z.dtype, device=z.device, generator=generator)
         return z[rows], unit[rows] * self.model.width * self.model.x_normaliser.std
-
-    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """Draw n unknowns for each observation, with shape (n, B, *x_shape)."""
-        return self._squeeze(torch.cat(list(self._draws(n, generator))), dim=1)
-
-    def moments(self, n: int = 100, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over n samples, each of shape (B, *x_shape).
-
-        Runs in memory that does not grow with n (Chan's update of Welford's sums).
-        """
-        count, mean, square = 0, torch.zeros(()), torch.zeros(())
-        for x in self._draws(n, generator):
-            x = x.double()
-            m, part = len(x), x.mean(0)
-            delta = part - mean
-            square = (
-                square + (x - part).square().sum(0) + delta.square() * (count * m / (count + m))
-            )
-            mean = mean + delta * (m / (count + m))
-            count += m
-        std = (square / max(count - 1, 1)).sqrt()
-        dtype = self.code.mean.dtype
-        return self._squeeze(mean.to(dtype)), self._squeeze(std.to(dtype))
-
-    def mean(self, n: int = 100, generator: Generator | None = None) -> Tensor:
-        """Return the mean over n samples, with shape (B, *x_shape)."""
-        return self.moments(n, generator)[0]
-
-    def std(self, n: int = 100, generator: Generator | None = None) -> Tensor:
-        """Return the standard deviation over n samples, with shape (B, *x_shape)."""
-        return self.moments(n, generator)[1]
 
     def interval(
         self, level: float = 0.9, n: int = 200, generator: Generator | None = None
@@ -137,6 +280,7 @@ class Posterior:
         """
         check_level(level)
         _at_least_one(n)
+        self._expect_spread()
         seed = int(torch.randint(2**62, (), generator=_on_cpu(generator)))
         rows = max(1, _BLOCK // (n * math.prod(self.model.x_shape)))
         ends = [
@@ -152,9 +296,9 @@ class Posterior:
         parts = []
         for start in range(0, pixels, block):
             again = torch.Generator(self.code.mean.device).manual_seed(seed)
-            draws = self._draws(n, again, rows)
+            images = self._sampled(n, again, rows)
             # Clones: a view would keep the whole of every decoded image alive.
-            kept = [x.flatten(2)[:, :, start : start + block].clone() for x in draws]
+            kept = [x.flatten(2)[:, :, start : start + block].clone() for x in images]
             parts.append(torch.stack(central_interval(torch.cat(kept), level)))
         return torch.cat(parts, dim=-1).reshape(2, size, *self.model.x_shape)
 
@@ -197,8 +341,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _on_cpu(generator: Generator | None) -> Generator | None:
-    """Return a generator that draws on the CPU, fed by one of any device."""
+    """Return a generator on the CPU, seeded by one of any device."""
     if generator is None or generator.device.type == "cpu":
         return generator
-    draw = torch.randint(2**62, (), device=generator.device, generator=generator)
-    return torch.Generator().manual_seed(int(draw))
+    seed = torch.randint(2**62, (), device=generator.device, generator=generator)
+    return torch.Generator().manual_seed(int(seed))

@@ -1,1 +1,13 @@
-"""Other methods to compare with, one in a file."""
+"""Other methods to compare with, one published method in a file; each answers ``posterior(y)``."""
+
+from vspair.methods.dps import Dps as Dps
+from vspair.methods.fbp import Fbp as Fbp
+from vspair.methods.fourier import ShiftRidge as ShiftRidge
+from vspair.methods.fourier import Tikhonov as Tikhonov
+from vspair.methods.fourier import Wiener as Wiener
+from vspair.methods.point import AnswerMean as AnswerMean
+from vspair.methods.point import AnswerY as AnswerY
+from vspair.methods.point import PointMethod as PointMethod
+from vspair.methods.regression import RegressionAfter as RegressionAfter
+from vspair.methods.ridge import Ridge as Ridge
+from vspair.methods.tv_admm import TvAdmm as TvAdmm

@@ -44,16 +44,17 @@ from torch import Generator, Tensor
 from vspair.data import Normaliser
 from vspair.errors import VspairError
 from vspair.networks.unet import WIDTHS, UNet, channels_of
+from vspair.posterior import SamplePosterior
 from vspair.runs import pick_device
 from vspair.training.networks_loop import Plan, Trainable, train
 
 __all__ = [
     "T_END",
     "VPSDE",
+    "Dps",
     "Guidance",
     "Predictor",
     "Prior",
-    "deviation",
     "dps",
     "noise_loss",
     "reverse",
@@ -402,16 +403,40 @@ def _check_dps(
         )
 
 
-def deviation(samples: Tensor) -> Tensor:
-    r"""Return the standard deviation of each pixel over trajectories, with shape (B, \*shape).
-
-    Its square is the unbiased estimate of the variance (with K - 1). The paper takes K = 10.
+class Dps:
+    r"""Answers with trajectories of a trained prior that are steered towards the observations.
 
     Arguments:
-        samples: Images, with shape (K, B, \*shape), K at least 2.
+        prior: The trained prior.
+        operator: A, from images (n, \\*shape) to observations (n, \\*y_shape).
+        trajectories: Samples of each observation, at least 2; the paper has 10.
+        seed: Fixes them.
+        options: Other arguments of :func:`dps`, such as ``steps`` and ``zeta``.
     """
-    if len(samples) < 2:
-        raise VspairError(
-            f"samples has shape {tuple(samples.shape)}: expected at least 2 trajectories."
+
+    name = "DPS"
+
+    def __init__(
+        self,
+        prior: Prior,
+        operator: Operator,
+        *,
+        trajectories: int = 10,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.prior, self.operator, self.options = prior, operator, options
+        self.trajectories, self.seed = trajectories, seed
+        self.n_parameters = sum(p.numel() for p in prior.parameters())
+
+    def posterior(self, y: Tensor) -> SamplePosterior:
+        r"""Return samples for observations of shape (B, \\*y_shape); all are made at once."""
+        y = y.to(self.prior.normaliser.mean.device)
+        generator = Generator(y.device).manual_seed(self.seed)
+        how: dict[str, Any] = {"trajectories": self.trajectories, **self.options}
+        inverse = self.prior.normaliser.inverse
+        network, sde, shape = self.prior, self.prior.sde, self.prior.shape
+        drawn = dps(
+            network, sde, self.operator, y, shape, generator=generator, inverse=inverse, **how
         )
-    return samples.std(0)
+        return SamplePosterior(drawn)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from vspair.errors import VspairError
+from vspair.methods.point import PointMethod
 from vspair.problems.ct.gather import Gather
 from vspair.problems.ct.geometry import Geometry, check_tensor, computing, enough_memory
 
@@ -61,7 +62,7 @@ def ramp(detectors: int, spacing: float, window: Window = "none", cutoff: float 
     return gain
 
 
-class Fbp:
+class Fbp(PointMethod):
     """Filtered back-projection for a geometry whose angles cover the half circle evenly.
 
     Sinograms may have any leading dimensions, be on any device, in float32 or float64 (half
@@ -89,6 +90,7 @@ class Fbp:
         memory: float = 2**30,
     ) -> None:
         _check_even(geometry)
+        self.name = "FBP" if window == "none" else "FBP with a Hann window"
         self.geometry, self.memory = geometry, memory
         self._gain = ramp(geometry.detectors, geometry.detector_spacing, window, cutoff)
         self._back = _back_projection(geometry)

@@ -11,7 +11,7 @@ answer is a mean: it has no deviation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from torch import Generator, Tensor
 
 from vspair.data import Normaliser
 from vspair.errors import VspairError
+from vspair.methods.point import PointMethod
 from vspair.networks.unet import WIDTHS, UNet, channels_of
 from vspair.runs import pick_device
 from vspair.training.networks_loop import Plan, Trainable, train
 
-__all__ = ["Regression", "train_regression"]
+__all__ = ["Regression", "RegressionAfter", "train_regression"]
 
 
 class Regression(Trainable):
@@ -45,6 +46,26 @@ class Regression(Trainable):
     def forward(self, first: Tensor) -> Tensor:
         """Return images, with shape (B, *shape), from reconstructions with the same shape."""
         return self.normaliser.inverse(self.network(self.first(first)))
+
+
+class RegressionAfter(PointMethod):
+    """A trained regression behind the map that makes its first reconstructions.
+
+    Arguments:
+        first: From observations (B, *y_shape) to first reconstructions (B, *shape).
+        network: The regression.
+    """
+
+    name = "regression"
+
+    def __init__(self, first: Callable[[Tensor], Tensor], network: Regression) -> None:
+        self.first, self.network = first, network
+        self.n_parameters = sum(p.numel() for p in network.parameters())
+
+    @torch.no_grad()
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return images, with shape (B, *shape), of observations with shape (B, *y_shape)."""
+        return self.network(self.first(y.to(self.network.normaliser.mean.device)))
 
 
 def train_regression(

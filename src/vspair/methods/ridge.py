@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vspair.data import as_pairs, split
 from vspair.errors import VspairError
+from vspair.methods.point import PointMethod
 
 __all__ = ["Ridge"]
 
@@ -23,7 +24,7 @@ PENALTIES = tuple(10.0**k for k in range(-6, 7))
 """The penalties that are tried where none are given."""
 
 
-class Ridge:
+class Ridge(PointMethod):
     """A linear map from y to x, with the penalty that does best on held-out pairs.
 
     Everything is computed in float64. After the choice the map is fitted again to all pairs.
@@ -40,6 +41,8 @@ class Ridge:
         >>> Ridge(3 * y, y, penalties=[1e-9])(y).allclose(3 * y)
         True
     """
+
+    name = "ridge"
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Ridge:
         if len(penalties) > 1:
             self.penalty = _choose(flat_x, flat_y, penalties, *split(len(x), validation, seed))
         self.weight, self.bias = next(_solve(flat_x, flat_y, [self.penalty]))
+        self.n_parameters = self.weight.numel() + self.bias.numel()
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the predicted unknowns for observations (B, *y_shape), shape (B, *x_shape)."""

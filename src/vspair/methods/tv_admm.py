@@ -29,16 +29,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vspair.errors import VspairError
+from vspair.methods.point import PointMethod
+from vspair.posterior import PointPosterior
 from vspair.problems.ct.geometry import check_tensor, computing
 from vspair.problems.ct.ray import RayTransform
 
-__all__ = ["TvResult", "total_variation", "tv_admm", "tv_objective"]
+__all__ = ["TvAdmm", "TvResult", "total_variation", "tv_admm", "tv_objective"]
 
 _RELAX = 1.7
 _BALANCE_FIRST, _BALANCE_LATER, _BALANCE = 15, 2, 5.0
@@ -271,6 +273,30 @@ def tv_admm(
     done, primal, dual, gap = (end.reshape(shape) for end in ends)
     image = x.reshape(*shape, *geometry.shape).to(y.dtype)
     return TvResult(image, count, done, primal, dual, gap)
+
+
+class TvAdmm(PointMethod):
+    """Answers with images of small total variation.
+
+    Arguments:
+        transform: The operator A.
+        weight: The weight lambda, a number or one for each observation, with shape (B,).
+        options: Other arguments of :func:`tv_admm`.
+    """
+
+    name = "TV-ADMM"
+
+    def __init__(self, transform: RayTransform, weight: float | Tensor, **options: Any) -> None:
+        self.transform, self.weight, self.options = transform, weight, options
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return images, with shape (B, R, C), of sinograms with shape (B, A, D)."""
+        return self.posterior(y).estimate
+
+    def posterior(self, y: Tensor) -> PointPosterior:
+        """Return the images; ``details`` say on which sinograms the iteration ``converged``."""
+        result = tv_admm(self.transform, y, self.weight, **self.options)
+        return PointPosterior(result.x, self.name, {"converged": result.converged.float()})
 
 
 def _iterate(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vspair.report.plots import FAINT, GREY, MAPS, finite
+from vspair.report.figures import FAINT, GREY, MAPS, finite
 
 __all__ = ["heat_map", "readable"]
 

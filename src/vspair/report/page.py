@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from vspair.report.plots import DPI
-from vspair.runs import write_text
+from vspair.report.figures import DPI
+from vspair.report.tables import Table
+from vspair.runs.files import write_text
 
 __all__ = ["Block", "Picture", "Section", "Table", "write_page"]
 
@@ -43,23 +44,6 @@ class Picture:
         pixels = (int.from_bytes(self.png[i : i + 4], "big") for i in (16, 20))
         width, height = (round(n * 96 / DPI) for n in pixels)
         return width, height
-
-
-@dataclass(frozen=True)
-class Table:
-    """A small table; the first column names the rows.
-
-    Arguments:
-        columns: The heads.
-        rows: The cells of each row, as text.
-        caption: What the table shows.
-        strong: The indices of the rows to set off.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    strong: Sequence[int] = ()
 
 
 Block = str | Picture | Table

@@ -13,7 +13,7 @@ import numpy as np
 from vspair import runs
 from vspair.records import Settings, rows, short
 from vspair.report.cells import heat_map
-from vspair.report.plots import INK, PALETTE, new_figure, png, quiet
+from vspair.report.figures import INK, PALETTE, new_figure, png, quiet
 
 __all__ = ["draw", "line", "write"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,17 +19,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vspair.data import DAMAGE
 from vspair.errors import VspairError
 
 __all__ = [
+    "Groups",
     "atomically",
     "make_folder",
+    "read_groups",
     "read_json",
     "read_tensors",
     "write_arrays",
+    "write_groups",
     "write_tensors",
     "write_text",
 ]
+
+Groups = dict[str, dict[str, Any]]
+"""Arrays by group and name."""
 
 
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -101,3 +109,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (OSError, SafetensorError, ValueError) as error:
         raise VspairError(f"{path} is damaged: {error}. Restore it or train again.") from None
     return tensors, header
+
+
+def write_groups(path: Path, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write arrays by group and name as a compressed ``.npz`` file, atomically."""
+    flat = {f"{group}.{name}": v for group, part in groups.items() for name, v in part.items()}
+    write_arrays(path, flat)
+
+
+def read_groups(path: Path, advice: str) -> Groups:
+    """Return the arrays of a file by group and name; half precision becomes single.
+
+    Arguments:
+        path: What :func:`write_groups` wrote.
+        advice: What to do where the file is missing or damaged.
+    """
+    if not path.is_file():
+        raise VspairError(f"There is no file {path}. {advice}")
+    groups: Groups = {}
+    try:
+        # ZipFile first: np.load takes other files too, and leaves open what it cannot read.
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                group, _, name = key.partition(".")
+                values = file[key]
+                wide = values.astype(np.float32) if values.dtype == np.float16 else values
+                groups.setdefault(group, {})[name] = wide
+    except DAMAGE as error:
+        raise VspairError(f"{path} is damaged: {error}. {advice}") from None
+    return groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -14,7 +15,7 @@ import torch
 
 from vspair.errors import VspairError
 
-__all__ = ["commit", "machine", "pick_device", "versions"]
+__all__ = ["command_line", "commit", "machine", "pick_device", "versions"]
 
 
 @functools.cache
@@ -69,3 +70,25 @@ def versions() -> dict[str, str]:
             # Source that is run where it lies is not installed, but has a version.
             found[name] = getattr(sys.modules.get(name), "__version__", "not installed")
     return found | {"commit": commit()}
+
+
+_FOLDERS = {"--data-dir": "D", "--runs": "R", "--out": "O"}
+"""Options that name folders of one machine, with the letters that stand for them."""
+
+
+def command_line() -> str:
+    """Return the command that was typed, folders of this machine as letters.
+
+    Empty where the library was called from Python.
+    """
+    if Path(sys.argv[0]).name not in ("vspair", "__main__.py"):
+        return ""
+    words = [word for text in sys.argv[1:] for word in _split_option(text)]
+    shown = [_FOLDERS.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    return shlex.join(["vspair", *shown])
+
+
+def _split_option(text: str) -> list[str]:
+    """Return ``--option=value`` as two words where the option names a folder."""
+    option, _, value = text.partition("=")
+    return [option, value] if option in _FOLDERS and value else [text]

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.uncertainty import nnz, spread_over_y, summarise
 
 __all__ = ["STEPS", "code_row", "leading", "perturbed"]
@@ -15,7 +15,7 @@ STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 """How far a factor is moved, in multiples of its sigma."""
 
 
-def code_row(post: Posterior, generator: Generator) -> dict[str, float]:
+def code_row(post: LatentPosterior, generator: Generator) -> dict[str, float]:
     """Return how many factors are active, and how much the codes differ between observations."""
     assert isinstance(post.code, SpikeSlab)
     omega = post.code.omega
@@ -30,7 +30,7 @@ def code_row(post: Posterior, generator: Generator) -> dict[str, float]:
     return row | spread_over_y(post)
 
 
-def leading(post: Posterior, rows: Tensor | None = None, k: int = 4) -> Tensor:
+def leading(post: LatentPosterior, rows: Tensor | None = None, k: int = 4) -> Tensor:
     """Return the k factors whose mu varies most over observations.
 
     Factors whose gate is open, with a probability above one half, come before all others.
@@ -51,7 +51,7 @@ def leading(post: Posterior, rows: Tensor | None = None, k: int = 4) -> Tensor:
 
 
 @torch.no_grad()
-def perturbed(post: Posterior, rows: Tensor, dims: Tensor) -> tuple[Tensor, Tensor]:
+def perturbed(post: LatentPosterior, rows: Tensor, dims: Tensor) -> tuple[Tensor, Tensor]:
     """Return what moving one factor by multiples of its sigma does to the decoded mean code.
 
     Arguments:

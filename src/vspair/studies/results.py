@@ -1,16 +1,17 @@
-"""Results as data: the rows of ``summary.json`` and the tables made from them."""
+"""Results as data: the rows of ``summary.json``, and tables made from them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from vspair import runs
+from vspair.report.tables import Table, format_number
+from vspair.vocabulary import look_up
 
-__all__ = ["Row", "epochs_in_words", "markdown", "write_summary"]
+__all__ = ["Row", "epochs_in_words", "over_seeds", "summary", "table_of"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Row:
     Arguments:
         model: The method.
         preset: ``paper`` or ``calibrated``; empty for methods without one.
-        metric: What was measured.
+        metric: What was measured, a name of :mod:`vspair.vocabulary`.
         value: The number.
         spread: Its spread over seeds.
         seeds: How many seeds.
-        unit: The unit, where there is one.
+        unit: The unit, where it is not the vocabulary's.
         paper: What the paper reports, where it does.
         condition: The setting, such as ``noise=0.05``.
     """
@@ -39,69 +40,76 @@ class Row:
     paper: float | None = None
     condition: str = ""
 
+    def __post_init__(self) -> None:
+        look_up(self.metric)
 
-def write_summary(
-    path: Path,
-    study: str,
-    command: str,
-    scale: dict[str, Any],
-    rows: list[Row],
-    device: str = "cpu",
-    made: Mapping[str, str] | None = None,
-) -> None:
-    """Write the rows with the command, commit and machine that made them.
+    @property
+    def label(self) -> str:
+        """The method with preset and condition, such as ``vsPAIR (paper, noise=0.05)``."""
+        inside = ", ".join(filter(None, (self.preset, self.condition)))
+        return f"{self.model} ({inside})" if inside else self.model
+
+
+def over_seeds(
+    found: Sequence[Mapping[str, float]], paper: Mapping[str, float] | None = None, **named: Any
+) -> list[Row]:
+    """Return the mean of each metric over seeds, with its standard deviation.
 
     Arguments:
-        path: The file.
-        study: Its name.
-        command: What makes the rows again.
-        scale: How much was drawn and trained.
-        rows: The numbers.
-        device: Where they were computed.
-        made: ``commit`` and ``machine`` where the rows were not computed here; ``versions`` are
-            those of the tables.
+        found: The metrics of each seed.
+        paper: What the paper reports of some of them.
+        named: ``model``, ``preset``, and ``condition`` or ``unit`` of the rows.
     """
-    document = {
+    rows = []
+    for metric in found[0]:
+        values = [each[metric] for each in found]
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        reported = (paper or {}).get(metric)
+        count: dict[str, Any] = {"spread": spread, "seeds": len(values), "paper": reported}
+        rows.append(Row(metric=metric, value=statistics.fmean(values), **count, **named))
+    return rows
+
+
+def summary(
+    study: str, made: Mapping[str, str], scale: Mapping[str, Any], rows: Iterable[Row]
+) -> dict[str, Any]:
+    """Return what ``summary.json`` holds.
+
+    Arguments:
+        study: Its name.
+        made: The ``command``, ``commit`` and ``machine`` that made the rows.
+        scale: How much was computed.
+        rows: The numbers.
+    """
+    return {
         "study": study,
-        "command": command,
-        **(made or {"commit": runs.commit(), "machine": runs.machine(device)}),
+        **made,
         "versions": runs.versions(),
-        "scale": scale,
+        "scale": dict(scale),
         "rows": [{k: v for k, v in asdict(row).items() if v not in ("", None)} for row in rows],
     }
-    runs.write_text(path, json.dumps(document, indent=1) + "\n")
 
 
-def markdown(rows: list[Row], metrics: dict[str, str]) -> str:
-    """Return a table with a column for each method and a row for each metric."""
-    names = list(dict.fromkeys((r.model, r.preset, r.condition) for r in rows))
-    found = {(r.model, r.preset, r.condition, r.metric): r for r in rows}
-    head = " | ".join(_head(*name) for name in names)
-    lines = [f"| | {head} |", "|---" * (len(names) + 1) + "|"]
-    for metric, words in metrics.items():
-        cells = [_cell(found.get((*name, metric))) for name in names]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def table_of(rows: Sequence[Row], metrics: Mapping[str, str]) -> Table:
+    """Return a table with a column for each method and a row for each metric, by its words."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    found = {(row.label, row.metric): row for row in rows}
+    lines = [
+        [words, *(_words(found.get((label, metric))) for label in labels)]
+        for metric, words in metrics.items()
+    ]
+    return Table(["", *labels], lines)
 
 
-def _head(model: str, preset: str, condition: str) -> str:
-    inside = ", ".join(filter(None, (preset, condition)))
-    return f"{model} ({inside})" if inside else model
-
-
-def _cell(row: Row | None) -> str:
+def _words(row: Row | None) -> str:
     if row is None:
         return "-"
     spread = "" if row.spread is None else f" ± {row.spread:.2g}"
-    paper = "" if row.paper is None else f" (paper {_number(row.paper)})"
-    return f"{_number(row.value)}{spread}{paper}"
+    paper = "" if row.paper is None else f" (paper {format_number(row.paper)})"
+    return f"{format_number(row.value)}{spread}{paper}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1e5 else f"{value:.4g}"
-
-
-def epochs_in_words(epochs: int | dict[str, int]) -> str:
+def epochs_in_words(epochs: int | Mapping[str, int]) -> str:
     """Return a number of epochs, or one for each model."""
     if isinstance(epochs, int):
         return str(epochs)

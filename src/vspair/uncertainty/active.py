@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
 from vspair.errors import VspairError
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 
 __all__ = [
     "Summary",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-def _present(post: Posterior, generator: Generator | None) -> Tensor:
+def _present(post: LatentPosterior, generator: Generator | None) -> Tensor:
     """Return which factors one latent sample holds, with shape (B, l)."""
     if isinstance(post.code, SpikeSlab):
         return post.code.rsample(generator) != 0
@@ -34,7 +34,9 @@ def _present(post: Posterior, generator: Generator | None) -> Tensor:
 
 
 @torch.no_grad()
-def draw_active(post: Posterior, samples: int = 30, generator: Generator | None = None) -> Tensor:
+def draw_active(
+    post: LatentPosterior, samples: int = 30, generator: Generator | None = None
+) -> Tensor:
     """Return in how many latent samples each factor is active, with shape (B, l).
 
     Arguments:
@@ -66,7 +68,7 @@ def always_active(counts: Tensor, samples: int) -> Tensor:
 
 
 @torch.no_grad()
-def nnz(post: Posterior, generator: Generator | None = None) -> Tensor:
+def nnz(post: LatentPosterior, generator: Generator | None = None) -> Tensor:
     """Return the number of active factors in one latent sample, with shape (B,)."""
     return _present(post, generator).sum(1)
 
@@ -93,7 +95,7 @@ def summarise(values: Tensor) -> Summary:
     return Summary(*(float(t) for t in (v.mean(), std, v.min(), v.max())))
 
 
-def spread_over_y(post: Posterior, dims: Tensor | None = None) -> dict[str, float]:
+def spread_over_y(post: LatentPosterior, dims: Tensor | None = None) -> dict[str, float]:
     """Return how much each of the code's parameters varies with the observation.
 
     Arguments:

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.errors import VspairError
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.uncertainty.perturbation import Base, Dims, relative_changes
 
 __all__ = ["BestLocalised", "Localisation", "best_localised", "localisation", "region_weights"]
@@ -64,7 +64,7 @@ class Localisation:
 
 @torch.no_grad()
 def localisation(
-    post: Posterior,
+    post: LatentPosterior,
     region: Tensor,
     factor: float | Sequence[float] = 1.0,
     *,

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.errors import VspairError
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.uncertainty.changes import squared_changes
 
 __all__ = ["Base", "Dims", "most_sensitive", "perturb", "sensitivity"]
@@ -26,7 +26,7 @@ Dims = Sequence[int] | Tensor
 """Factors: their indices, or a mask of shape (l,) or (B, l)."""
 
 
-def base_latent(post: Posterior, base: Base, generator: Generator | None) -> Tensor:
+def base_latent(post: LatentPosterior, base: Base, generator: Generator | None) -> Tensor:
     """Return the latent vectors that are perturbed, with shape (B, l)."""
     if isinstance(base, Tensor):
         if base.shape != post.code.mean.shape:
@@ -39,7 +39,7 @@ def base_latent(post: Posterior, base: Base, generator: Generator | None) -> Ten
     return post.code.mean if base == "mean" else post.code.rsample(generator)
 
 
-def dims_mask(post: Posterior, dims: Dims | None) -> Tensor:
+def dims_mask(post: LatentPosterior, dims: Dims | None) -> Tensor:
     """Return factors that are given in any way as a mask of shape (B, l)."""
     mean = post.code.mean
     if dims is None:
@@ -56,7 +56,7 @@ def dims_mask(post: Posterior, dims: Dims | None) -> Tensor:
     return mask
 
 
-def _indices(post: Posterior, dims: Dims) -> Tensor:
+def _indices(post: LatentPosterior, dims: Dims) -> Tensor:
     """Return indices of factors on the code's device, after checking their range."""
     size, index = post.code.mean.shape[1], torch.as_tensor(dims)
     whole = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
@@ -75,7 +75,7 @@ def check_factors(factors: float | Sequence[float]) -> tuple[float, ...]:
 
 @torch.no_grad()
 def perturb(
-    post: Posterior,
+    post: LatentPosterior,
     dims: Dims,
     factors: Sequence[float],
     samples: int = 30,
@@ -119,7 +119,7 @@ def _scaled(z: Tensor, index: Tensor, scale: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sensitivity(
-    post: Posterior,
+    post: LatentPosterior,
     factor: float | Sequence[float] = 1.0,
     *,
     base: Base = "mean",
@@ -151,7 +151,7 @@ def sensitivity(
 
 
 def relative_changes(
-    post: Posterior,
+    post: LatentPosterior,
     factor: float | Sequence[float],
     weights: Tensor,
     base: Base,

@@ -25,7 +25,7 @@ from vspair.methods.dps import Prior, deviation, dps
 from vspair.methods.fbp import Fbp
 from vspair.methods.tv_admm import TvResult, tv_admm
 from vspair.model import InverseModel
-from vspair.report.plots import load_numbers
+from vspair.runs.files import read_groups
 from vspair.studies.ct.data import GEOMETRY, bin_of, edges, spread_out
 from vspair.studies.ct.measures import (
     codes,
@@ -126,7 +126,7 @@ def _write(path: Path, key: str, test: str, groups: Mapping[str, Mapping[str, An
 
 def read(path: Path) -> Groups:
     """Return an answer's arrays by group and name."""
-    return load_numbers(path)
+    return read_groups(path, "Run the study first, without --draw.")
 
 
 def known(path: Path, key: str) -> bool:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from vspair.report.plots import (
+from vspair.report.figures import (
     FAINT,
     GREY,
     INK,
     MINUS,
     PALETTE,
-    Scale,
+    ColourScale,
     Sheet,
     captioned,
     even_axis,
@@ -34,7 +34,7 @@ from vspair.report.plots import (
     plain,
     quiet,
     share_of,
-    write_groups,
+    write_figures,
 )
 
 __all__ = [
@@ -75,15 +75,15 @@ class _Row:
 
     label: str
     images: Any
-    scale: Scale
+    scale: ColourScale
     near: bool = False
     """Whether it belongs to the row above."""
 
 
-def _greys(truth: Any, *others: Any) -> Scale:
+def _greys(truth: Any, *others: Any) -> ColourScale:
     """Return the scale of chests: that of the truth, or of all where there is no truth."""
     base = finite(*others) if truth is None else truth
-    return Scale.greys("attenuation", base, *others)
+    return ColourScale.greys("attenuation", base, *others)
 
 
 def _grid(rows: Sequence[_Row], titles: Sequence[str], side: float, corner: str = "") -> Any:
@@ -100,7 +100,7 @@ def _grid(rows: Sequence[_Row], titles: Sequence[str], side: float, corner: str 
     for i, title in enumerate(titles):
         sheet.text(left + i * (side + GAP) + side / 2, top - 0.05, title, ha="center")
     sheet.text(left - 0.08, top - 0.05, corner, ha="right")
-    drawn: dict[Scale, Any] = {}
+    drawn: dict[ColourScale, Any] = {}
     for row, at in zip(rows, tops, strict=True):
         sheet.text(left - 0.08, at + side / 2, row.label, ha="right", va="center", linespacing=1.1)
         for i, image in enumerate(row.images):
@@ -128,10 +128,10 @@ def draw_comparison(part: Part) -> Any:
     images = [part[name] for name in known]
     spreads = [part[f"{name}_std"] for name in METHODS if f"{name}_std" in part]
     grey = _greys(part.get("truth"), *images) if images or "truth" in part else None
-    wide = Scale.spread("standard deviation", *spreads) if spreads else None
+    wide = ColourScale.spread("standard deviation", *spreads) if spreads else None
     rows = []
     if "sinogram" in part:
-        scale = Scale.greys("sinogram", np.maximum(part["sinogram"], 0), part["sinogram"])
+        scale = ColourScale.greys("sinogram", np.maximum(part["sinogram"], 0), part["sinogram"])
         rows.append(_Row("sinogram", part["sinogram"], scale))
     if grey and "truth" in part:
         rows.append(_Row("truth", part["truth"], grey))
@@ -158,7 +158,7 @@ def draw_hallucination(part: Part) -> Any:
     grey = _greys(part.get("truth"), *shown) if shown or "truth" in part else None
     over = [part[f"{name}_excess"] for name in named if f"{name}_excess" in part]
     some = finite(*over) if over else np.zeros(0)
-    beyond = Scale.spread("error beyond two deviations", some[some > 0], share=0.98)
+    beyond = ColourScale.spread("error beyond two deviations", some[some > 0], share=0.98)
     rows = []
     if grey and "truth" in part:
         rows.append(_Row("truth", part["truth"], grey))
@@ -188,7 +188,7 @@ def draw_perturbation(part: Part, preset: str) -> Any:
     """
     difference, truth = part["difference"], part.get("truth")
     count, factors, steps = difference.shape[:3]
-    moved = Scale.change("difference to the mean", difference)
+    moved = ColourScale.change("difference to the mean", difference)
     grey = _greys(truth, part["centre"])
     side, left, head = 1.29, 2.14, 0.52
     height = factors * (CELL + GAP) + 0.42
@@ -214,7 +214,11 @@ def draw_perturbation(part: Part, preset: str) -> Any:
 
 
 def _walks(
-    sheet: Sheet, part: Part, b: int, corner: tuple[float, float], scales: tuple[Scale, Scale]
+    sheet: Sheet,
+    part: Part,
+    b: int,
+    corner: tuple[float, float],
+    scales: tuple[ColourScale, ColourScale],
 ) -> Any:
     """Show the differences of one image, one row a factor, around its decoded mean code."""
     left, top = corner
@@ -419,7 +423,7 @@ def draw_all(numbers: dict[str, Any], folder: Path) -> list[Path]:
         numbers: Arrays by group and name.
         folder: Where the PNG files go.
     """
-    return write_groups(_DRAWS, numbers, folder)
+    return write_figures(_DRAWS, numbers, folder)
 
 
 def gallery(paths: Sequence[Path]) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vspair.report.plots import load_numbers, save_numbers
+from vspair.runs.files import read_groups, write_groups
 from vspair.studies.ct import drawing as report
 from vspair.studies.ct.answers import Groups
 from vspair.studies.ct.measures import excess, with_noise
@@ -123,7 +123,7 @@ def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
     kept = {group: _narrow(part) for group, part in found.items()}
     if "omega" in kept:
         kept["omega"] = {name: v.astype(np.float16) for name, v in kept["omega"].items()}
-    save_numbers(out / FILE, kept)
+    write_groups(out / FILE, kept)
     return report.gallery(redraw(out))
 
 
@@ -139,4 +139,6 @@ def _rounded(images: Any) -> Any:
 
 def redraw(folder: Path) -> list[Path]:
     """Draw every figure again from the saved numbers of a results folder; return their paths."""
-    return report.draw_all(load_numbers(folder / FILE), folder)
+    return report.draw_all(
+        read_groups(folder / FILE, "Run the study first, without --draw."), folder
+    )

@@ -21,7 +21,7 @@ from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.metrics import central_interval, coverage, crps, psnr, ssim
 from vspair.model import InverseModel, PairedAutoencoder
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.ct import CtPairs
 
 __all__ = [
@@ -121,12 +121,12 @@ def with_noise(answer: Mapping[str, Mapping[str, Any]]) -> Tensor:
 
 
 @torch.no_grad()
-def codes(model: InverseModel, y: Tensor) -> Posterior:
+def codes(model: InverseModel, y: Tensor) -> LatentPosterior:
     """Return the posterior of many observations of shape (B, A, D), encoded part by part."""
     parts = [model.posterior(part).code for part in y.split(CHUNK)]
     names = ("mu", "logvar", "log_on", "log_off")
     mu, logvar, on, off = (torch.cat([getattr(part, n) for part in parts]) for n in names)
-    return Posterior(model, SpikeSlab(mu, logvar, on, off, model.config.temperature))
+    return LatentPosterior(model, SpikeSlab(mu, logvar, on, off, model.config.temperature))
 
 
 @torch.no_grad()
@@ -150,7 +150,7 @@ def overfitting(
         generator, sums = Generator(device).manual_seed(0), [0.0, 0.0]
         for x, y in zip(part.x.split(CHUNK), part.y.split(CHUNK), strict=True):
             x = x.to(device)
-            own = Posterior(model, model.x_encoder(model.x_normaliser(x)))
+            own = LatentPosterior(model, model.x_encoder(model.x_normaliser(x)))
             answers = own.sample(1, generator)[0], model.posterior(y).mean(samples, generator)
             for i, answer in enumerate(answers):
                 sums[i] += float(_per_image((answer - x).square()).sum())

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from vspair.report.cells import heat_map
-from vspair.report.plots import (
+from vspair.report.figures import (
     GREY,
     INK,
     PALETTE,
-    Scale,
+    ColourScale,
     Sheet,
     captioned,
     even_axis,
@@ -28,7 +28,7 @@ from vspair.report.plots import (
     plain,
     quiet,
     share_of,
-    write_groups,
+    write_figures,
 )
 
 __all__ = ["FIGURES", "draw_beta", "draw_curves", "draw_gamma", "draw_sweeps", "gallery"]
@@ -77,7 +77,7 @@ def draw_gamma(part: Part) -> Any:
         part: ``gamma_x`` (g,), ``truth`` (H, W), ``mean`` and ``variance`` (g, H, W), and
             ``omega`` (g, n).
     """
-    grey = Scale.greys("attenuation", part["truth"], part["mean"])
+    grey = ColourScale.greys("attenuation", part["truth"], part["mean"])
     spread = _variance_scale(part["variance"])
     side, left, top, gap = 1.1, 0.92, 0.26, 0.1
     columns = [left, left + side + 0.04, left + 2 * (side + 0.04)]
@@ -102,10 +102,10 @@ def draw_gamma(part: Part) -> Any:
     return sheet.figure
 
 
-def _variance_scale(variance: Any) -> Scale:
+def _variance_scale(variance: Any) -> ColourScale:
     """Return one scale for all rows (g, H, W), a logarithmic one where they are far apart."""
-    linear = Scale.spread("variance", variance)
-    tops = [Scale.spread("", row).limits[1] for row in variance if (finite(row) > 0).any()]
+    linear = ColourScale.spread("variance", variance)
+    tops = [ColourScale.spread("", row).limits[1] for row in variance if (finite(row) > 0).any()]
     if not tops or max(tops) < 6 * min(tops):
         return linear
     high = linear.limits[1]
@@ -245,7 +245,7 @@ def draw_sweeps(numbers: dict[str, Any], folder: Path) -> list[Path]:
         numbers: Arrays by group and name.
         folder: Where the PNG files go.
     """
-    return write_groups(_DRAWS, numbers, folder)
+    return write_figures(_DRAWS, numbers, folder)
 
 
 def gallery(paths: Sequence[Path], more: Mapping[str, str] | None = None) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vspair import runs
 from vspair.errors import VspairError
 from vspair.records import Settings
-from vspair.report.plots import load_numbers
+from vspair.runs.files import read_groups
 from vspair.studies.ct.data import GEOMETRY, HALF
 from vspair.studies.ct.tables import NAMES, describe, grid, sources
 from vspair.studies.ct_sweeps import drawing as figures
@@ -79,7 +79,11 @@ def _cell(value: float) -> str:
 
 def _shown(path: Path) -> dict[str, Any]:
     """Return what is kept of the slices that are shown, by name."""
-    found = dict(load_numbers(path, ".").get("shown", {})) if path.is_file() else {}
+    found = (
+        dict(read_groups(path, "Run the study first, without --draw.").get("shown", {}))
+        if path.is_file()
+        else {}
+    )
     if missing := sorted(_IMAGES - set(found)):
         raise VspairError(
             f"{path} is missing or damaged: it has no {', '.join(missing)}. Remove it and "
@@ -154,7 +158,9 @@ def _curves(name: str, answers: Answers, files: Mapping[str, Path]) -> dict[str,
 
 def redraw(folder: Path) -> list[Path]:
     """Draw every figure again from the saved numbers of a results folder; return their paths."""
-    return figures.draw_sweeps(load_numbers(folder / FILE, "."), folder)
+    return figures.draw_sweeps(
+        read_groups(folder / FILE, "Run the study first, without --draw."), folder
+    )
 
 
 # -- tables ---------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vspair.report import plots
+from vspair.report import figures as plots
+from vspair.report.figures import ImageRow
 from vspair.report.page import Picture, Section, Table, write_page
-from vspair.report.plots import ImageRow
 from vspair.runs import atomically
 
 __all__ = ["NOISY", "PLAIN", "Answers", "Factors", "Pairs", "brief", "write_report"]

@@ -24,7 +24,7 @@ from vspair.fitting import fit
 from vspair.methods.ridge import Ridge
 from vspair.metrics import central_interval, coverage
 from vspair.model import InverseModel
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.heat import HeatProblem
 from vspair.studies.demo.drawing import NOISY, PLAIN, Answers, Factors, Pairs, write_report
 from vspair.studies.results import Row, write_summary
@@ -155,7 +155,7 @@ def _mse(answer: Tensor, x: Tensor) -> float:
     return float((answer - x).square().mean())
 
 
-def _draw(posterior: Posterior) -> Tensor:
+def _draw(posterior: LatentPosterior) -> Tensor:
     return posterior.sample(SAMPLES, Generator().manual_seed(0))
 
 
@@ -198,7 +198,7 @@ def _answers(model: InverseModel, pairs: Pairs) -> Answers:
     return Answers(pairs, mean, std, posterior.sample(2, Generator().manual_seed(2)))
 
 
-def _factors(posterior: Posterior, count: int) -> Factors:
+def _factors(posterior: LatentPosterior, count: int) -> Factors:
     """Return the factors that carry most pixel variance for one observation.
 
     The variance of a factor is that of the decoded image along it: a quarter of the squared

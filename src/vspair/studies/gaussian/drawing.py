@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vspair.report.plots import INK, PALETTE, new_figure, quiet
+from vspair.report.figures import INK, PALETTE, new_figure, quiet
 
 __all__ = ["draw_samples", "draw_traversal"]
 

@@ -27,8 +27,9 @@ from vspair.codes import SpikeSlab
 from vspair.fitting import fit
 from vspair.metrics import energy_distance, gaussian_kl, gaussian_w2
 from vspair.model import InverseModel
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.gaussian import GaussianProblem
+from vspair.runs.files import read_groups, write_groups
 from vspair.studies.gaussian.theorem import theorem1
 from vspair.studies.results import Row, markdown, write_summary
 
@@ -132,7 +133,7 @@ def measure(
     return {k: float(v.median()) for k, v in values.items()}
 
 
-def directions(post: Posterior, most: int = 2) -> Tensor:
+def directions(post: LatentPosterior, most: int = 2) -> Tensor:
     """Return how x moves along the likeliest factors, unit vectors of shape (B, most, n).
 
     A factor k is moved from -sigma to +sigma about the mean code, all others fixed.
@@ -149,7 +150,7 @@ def directions(post: Posterior, most: int = 2) -> Tensor:
     return torch.nn.functional.normalize(moved.double(), dim=-1)
 
 
-def alignment(problem: GaussianProblem, post: Posterior) -> float:
+def alignment(problem: GaussianProblem, post: LatentPosterior) -> float:
     """Return the mean |cosine| of active directions with the nearest eigenvector.
 
     A random direction of the plane scores 0.900, an eigenvector 1.
@@ -201,7 +202,7 @@ def _learned(
 
 
 def _figure_numbers(
-    problem: GaussianProblem, post: Posterior, samples: Tensor, y: Tensor
+    problem: GaussianProblem, post: LatentPosterior, samples: Tensor, y: Tensor
 ) -> dict[str, Any]:
     """Return what both figures show for the first three test observations."""
     code = post.code
@@ -415,18 +416,15 @@ def _text(
 
 
 def _draw(out: Path, numbers: dict[str, dict[str, Any]]) -> None:
-    from vspair.report.plots import save_numbers
-
-    save_numbers(out / "figures.npz", numbers)
+    write_groups(out / "figures.npz", numbers)
     redraw(out)
 
 
 def redraw(out: Path) -> list[Path]:
     """Draw both figures again from the saved numbers of a results folder; return their paths."""
-    from vspair.report.plots import load_numbers
     from vspair.studies.gaussian.drawing import draw_samples, draw_traversal
 
-    numbers = load_numbers(out / "figures.npz")
+    numbers = read_groups(out / "figures.npz", "Run the study first, without --draw.")
     paths = [out / "samples.png", out / "traversal.png"]
     draw_samples(numbers, paths[0])
     draw_traversal(numbers, paths[1])

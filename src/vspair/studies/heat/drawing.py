@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vspair.report import plots
-from vspair.report.plots import FAINT, GREY, INK, MAPS, PALETTE, ImageRow, new_figure, quiet
+from vspair.report import figures as plots
+from vspair.report.figures import FAINT, GREY, INK, MAPS, PALETTE, ImageRow, new_figure, quiet
 from vspair.uncertainty import uncertainty_error
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from vspair.codes import SpikeSlab
 from vspair.model import InverseModel
 from vspair.problems.heat import HeatPairs
-from vspair.report.plots import load_numbers, save_numbers
+from vspair.runs.files import read_groups, write_groups
 from vspair.studies.factors import leading, perturbed
 from vspair.studies.heat import drawing as report
 from vspair.studies.heat.measures import FEW
@@ -74,10 +74,12 @@ def illustrate(found: Mapping[str, Mapping[str, Any]], out: Path) -> str:
     Returns:
         The figures with their captions, as Markdown.
     """
-    save_numbers(out / FILE, found)
+    write_groups(out / FILE, found)
     return report.gallery(redraw(out))
 
 
 def redraw(folder: Path) -> list[Path]:
     """Draw every figure again from the saved numbers of a results folder; return their paths."""
-    return report.draw_all(load_numbers(folder / FILE), folder)
+    return report.draw_all(
+        read_groups(folder / FILE, "Run the study first, without --draw."), folder
+    )

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from vspair import runs
-from vspair.report.plots import GREY, INK, load_numbers, new_figure, quiet, save_numbers
+from vspair.report.figures import GREY, INK, new_figure, quiet
+from vspair.runs.files import read_groups, write_groups
 from vspair.studies.mnist.drawing_images import (
     Limits,
     Numbers,
@@ -51,12 +52,12 @@ DASHES = ("-", "--", "-.", ":")
 
 def save(numbers: Numbers, path: Path) -> None:
     """Write the numbers of all models to one compressed ``.npz`` file."""
-    save_numbers(path, numbers, "|")
+    write_groups(path, numbers)
 
 
 def load(path: Path) -> Numbers:
     """Read what :func:`save` wrote."""
-    return load_numbers(path, "|")
+    return read_groups(path, "|", "Run the study first, without --draw.")
 
 
 # -- all test images ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vspair import runs
-from vspair.report.plots import FAINT, GREY, INK, MAPS, PALETTE, new_figure, png, quiet
+from vspair.report.figures import FAINT, GREY, INK, MAPS, PALETTE, new_figure, png, quiet
 
 __all__ = [
     "draw_codes",

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
 from vspair.model import InverseModel
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem
 from vspair.studies.mnist import drawing as report
 from vspair.uncertainty import (
@@ -109,7 +109,7 @@ def _array(values: Tensor) -> Any:
     return values.to(torch.float16 if values.ndim > 2 else torch.float32).numpy()
 
 
-def _generator(post: Posterior) -> Generator:
+def _generator(post: LatentPosterior) -> Generator:
     return Generator(post.code.mean.device).manual_seed(0)
 
 
@@ -131,7 +131,7 @@ def _reconstructions(
 
 
 @torch.no_grad()
-def _codes(post: Posterior) -> dict[str, Tensor]:
+def _codes(post: LatentPosterior) -> dict[str, Tensor]:
     """Return one latent sample, the mean code and, where there are gates, their probability."""
     found = {"code_sample": post.code.rsample(_generator(post)), "code_mean": post.code.mean}
     if isinstance(post.code, SpikeSlab):
@@ -139,7 +139,7 @@ def _codes(post: Posterior) -> dict[str, Tensor]:
     return found | {"code_nnz": nnz(post, _generator(post))}
 
 
-def _walk(post: Posterior, samples: int, most: int = 3) -> dict[str, Tensor]:
+def _walk(post: LatentPosterior, samples: int, most: int = 3) -> dict[str, Tensor]:
     """Return mean reconstructions of one image along its most sensitive factors.
 
     Only factors that are active in all samples are taken, or in any where those are too few.
@@ -165,7 +165,7 @@ def _walk(post: Posterior, samples: int, most: int = 3) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _localised(
-    post: Posterior, images: Images, shared: Tensor, samples: int, factor: float
+    post: LatentPosterior, images: Images, shared: Tensor, samples: int, factor: float
 ) -> dict[str, Tensor]:
     """Return what the factor of highest localisation ratio does to each of S images.
 

@@ -24,7 +24,7 @@ from vspair.errors import VspairError
 from vspair.fitting import continued
 from vspair.metrics import central_interval, coverage, crps
 from vspair.model import InverseModel, PairedAutoencoder
-from vspair.posterior import Posterior
+from vspair.posterior import LatentPosterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem, floors
 from vspair.studies.mnist.figures import illustrate, scattered
 from vspair.studies.results import Row, epochs_in_words, markdown, write_summary
@@ -187,7 +187,7 @@ def _trainer(
 
 @torch.no_grad()
 def _per_image(
-    post: Posterior, noisy: Posterior, x: Tensor, region: Tensor, generator: Generator
+    post: LatentPosterior, noisy: LatentPosterior, x: Tensor, region: Tensor, generator: Generator
 ) -> dict[str, Tensor]:
     """Return one value an image for each metric, and the variance map."""
     samples = post.sample(SAMPLES, generator)
@@ -210,7 +210,7 @@ def _per_image(
 
 @torch.no_grad()
 def _localised(
-    post: Posterior, region: Tensor, generator: Generator, dtype: torch.dtype | None
+    post: LatentPosterior, region: Tensor, generator: Generator, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """Return the best localisation ratio of each image, among stable factors and among all."""
     counts = draw_active(post, SAMPLES, generator)

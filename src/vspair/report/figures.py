@@ -8,7 +8,6 @@ Text is large for the size of a figure, so that it can be read on a phone.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from vspair import runs
-from vspair.data import DAMAGE
 from vspair.errors import VspairError
+from vspair.runs import files
 
-__all__ = ["ImageRow", "Scale", "Sheet", "image_grid", "lines", "load_numbers", "png", "write_all"]
+__all__ = ["ColourScale", "ImageRow", "Sheet", "image_grid", "lines", "png", "write_all"]
 
 DPI = 160
 """Pixels an inch; the page shows an inch as 96 CSS pixels, so figures stay sharp."""
@@ -174,7 +172,7 @@ def finite(*parts: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """What colours mean in the images that share them.
 
     Arguments:
@@ -192,7 +190,7 @@ class Scale:
     log: bool = False
 
     @classmethod
-    def of(cls, label: str, colours: str, shown: Sequence[Any], limits: Limits) -> Scale:
+    def of(cls, label: str, colours: str, shown: Sequence[Any], limits: Limits) -> ColourScale:
         """Return the scale of arrays between two ends, wherever their values lie."""
         values = finite(*shown)
         low, high = limits if limits[1] > limits[0] else (limits[0] - 0.5, limits[0] + 0.5)
@@ -200,7 +198,7 @@ class Scale:
         return cls(label, colours, (low, high), _EXTEND[over])
 
     @classmethod
-    def greys(cls, label: str, base: Any, *others: Any) -> Scale:
+    def greys(cls, label: str, base: Any, *others: Any) -> ColourScale:
         """Return a grey scale for all arrays whose ends are those of the first, or near 0, 0."""
         values = finite(base)
         low, high = np.quantile(values, [0.0, 0.9995]) if len(values) else (0.0, 1.0)
@@ -208,7 +206,7 @@ class Scale:
         return cls.of(label, "gray", [base, *others], (float(low), float(high)))
 
     @classmethod
-    def spread(cls, label: str, *shown: Any, share: float = 0.999) -> Scale:
+    def spread(cls, label: str, *shown: Any, share: float = 0.999) -> ColourScale:
         """Return a scale from 0 up to what all but a few values lie below."""
         values = finite(*shown)
         top = float(np.quantile(values, share)) if len(values) else 1.0
@@ -216,7 +214,7 @@ class Scale:
         return cls.of(label, MAPS["spread"], [np.maximum(values, 0)], (0.0, top))
 
     @classmethod
-    def change(cls, label: str, *shown: Any, share: float = 0.999) -> Scale:
+    def change(cls, label: str, *shown: Any, share: float = 0.999) -> ColourScale:
         """Return a scale around 0 as far as all but a few values reach."""
         top = cls.spread(label, np.abs(finite(*shown)), share=share).limits[1]
         return cls.of(label, MAPS["change"], shown, (-top, top))
@@ -246,7 +244,7 @@ class Sheet:
         size = width / self.width, height / self.height
         return self.figure.add_axes((left / self.width, low, *size))
 
-    def image(self, left: float, top: float, side: float, image: Any, scale: Scale) -> Any:
+    def image(self, left: float, top: float, side: float, image: Any, scale: ColourScale) -> Any:
         """Show an image of shape (H, W) in a square; return what a colour bar is made from."""
         from matplotlib.colors import LogNorm, Normalize
 
@@ -266,7 +264,9 @@ class Sheet:
         place = left / self.width, 1 - top / self.height
         self.figure.text(*place, words, fontsize=size, color=INK, **more)
 
-    def bar(self, drawn: Any, scale: Scale, place: tuple[float, float, float, float]) -> None:
+    def bar(
+        self, drawn: Any, scale: ColourScale, place: tuple[float, float, float, float]
+    ) -> None:
         """Draw a colour bar, upright or flat; a power of ten goes to its label.
 
         Arguments:
@@ -357,7 +357,7 @@ def write_all(figures: Mapping[str, Callable[[], Any]], folder: Path) -> list[Pa
         figures: What draws each figure, by its name, or returns None to leave it out.
         folder: Made where it is missing.
     """
-    runs.make_folder(folder)
+    files.make_folder(folder)
     paths = []
     for name, draw in figures.items():
         figure = draw()
@@ -365,11 +365,11 @@ def write_all(figures: Mapping[str, Callable[[], Any]], folder: Path) -> list[Pa
             continue
         picture = png(figure)
         paths.append(folder / f"{name}.png")
-        runs.atomically(paths[-1], partial(Path.write_bytes, data=picture))
+        files.atomically(paths[-1], partial(Path.write_bytes, data=picture))
     return paths
 
 
-def write_groups(
+def write_figures(
     draws: Mapping[str, tuple[str, Callable[[Any], Any]]], numbers: Mapping[str, Any], folder: Path
 ) -> list[Path]:
     """Draw every figure whose numbers are at hand into a folder; return their paths.
@@ -390,47 +390,3 @@ def write_groups(
 def captioned(paths: Sequence[Path], captions: Mapping[str, str]) -> str:
     """Return figures with their captions, as Markdown."""
     return "\n\n".join(f"![{captions[p.stem]}]({p.name})\n\n{captions[p.stem]}" for p in paths)
-
-
-def save_numbers(
-    path: Path, numbers: Mapping[str, Mapping[str, Any]], separator: str = "."
-) -> None:
-    """Write arrays by group and name, for :func:`load_numbers`.
-
-    Arguments:
-        path: The ``.npz`` file.
-        numbers: Arrays by group and name.
-        separator: What to put between group and name.
-    """
-    groups = numbers.items()
-    runs.write_arrays(
-        path, {f"{g}{separator}{k}": v for g, part in groups for k, v in part.items()}
-    )
-
-
-def load_numbers(path: Path, separator: str = ".") -> dict[str, dict[str, Any]]:
-    """Return the arrays that figures are drawn from, by group and name.
-
-    Arguments:
-        path: An ``.npz`` file whose arrays are named group, separator, name.
-        separator: What stands between group and name.
-    """
-    if not path.is_file():
-        raise VspairError(
-            f"There is no file {path}, which figures are drawn from. Run the study first, without "
-            "--draw."
-        )
-    numbers: dict[str, dict[str, Any]] = {}
-    try:
-        # ZipFile first: np.load takes other files too, and leaves open what it cannot read.
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
-            for key in file.files:
-                group, _, name = key.partition(separator)
-                values = file[key]
-                wide = values.astype(np.float32) if values.dtype == np.float16 else values
-                numbers.setdefault(group, {})[name] = wide
-    except DAMAGE as error:
-        raise VspairError(
-            f"{path} is damaged: {error}. Remove it and run the study again."
-        ) from None
-    return numbers

@@ -1,0 +1,50 @@
+"""One type of table, which writes itself as Markdown and is what pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Table", "format_number"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of words; the first column names the rows.
+
+    Arguments:
+        columns: The heads.
+        rows: The words of each row.
+        caption: What the table shows.
+        strong: The indices of the rows to set off.
+
+    Example:
+        >>> print(Table(["", "MSE"], [["ridge", "0.1"]]).markdown())
+        | | MSE |
+        |---|---|
+        | ridge | 0.1 |
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    strong: Sequence[int] = ()
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [f"| {' | '.join(row)} |".replace("|  |", "| |", 1) for row in self._lines()]
+        return "\n".join([lines[0], "|---" * len(self.columns) + "|", *lines[1:]])
+
+    def _lines(self) -> list[Sequence[str]]:
+        bold = [
+            [f"**{word}**" if word else "" for word in row] if i in self.strong else row
+            for i, row in enumerate(self.rows)
+        ]
+        return [self.columns, *bold]
+
+
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Return a number in as many digits as a table needs; a dash where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.{digits}g}"

@@ -1,0 +1,306 @@
+"""A study: stages of work that leave records, then a report of what they kept.
+
+Every study of the paper is one :class:`Study`. Its stages train and answer; each can be run alone,
+stops in time and goes on where it stopped. What was done, with which settings, by which command,
+commit and machine, stands in ``records.json`` of the study's folder: a record decides whether a
+stage has run, never a file's time stamp. The report is made from what the stages kept, and leaves
+``summary.json`` (every number), ``README.md`` (tables, words, figures) and ``figures.npz``, from
+which ``--draw`` draws the figures again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from vspair import runs
+from vspair.errors import VspairError
+from vspair.report.figures import captioned
+from vspair.runs import Groups
+from vspair.studies.answers import Answers
+from vspair.studies.results import Row, summary
+
+__all__ = ["Report", "Stage", "Study", "Workspace"]
+
+S = TypeVar("S")
+"""A study's scale: a frozen dataclass of how much is computed."""
+D = TypeVar("D")
+"""A study's data."""
+
+FIGURES = "figures.npz"
+_ADVICE = "Restore it, or remove the folder that it is in: the same command makes it again."
+
+
+@dataclass
+class Workspace(Generic[S, D]):
+    """What every stage works with.
+
+    Arguments:
+        scale: How much to do.
+        load: Makes or reads the data; called when they are first asked for.
+        folder: Where trainings, answers and records are kept.
+        device: Where to compute.
+        deadline: Save and stop at this time of ``time.monotonic``.
+        jobs: Processes to work in.
+        compile: Whether to compile networks on a GPU.
+        fast: Whether networks run in bfloat16.
+        show: Whether to say what is done, and show progress.
+    """
+
+    scale: S
+    load: Callable[[], D]
+    folder: Path
+    device: torch.device
+    deadline: float | None = None
+    jobs: int = 1
+    compile: bool = False
+    fast: bool = False
+    show: bool = False
+    worked: bool = field(default=False, init=False)
+
+    @cached_property
+    def data(self) -> D:
+        """The data, the same each time."""
+        return self.load()
+
+    @cached_property
+    def answers(self) -> Answers:
+        """What methods answered, and all else that tables and figures are made from."""
+        return Answers(self.folder / "answers", self.late, self.note_work)
+
+    def note_work(self) -> None:
+        """Note that the running stage has made something new."""
+        self.worked = True
+
+    def say(self, text: str) -> None:
+        """Say what is done, if that is wanted."""
+        if self.show:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def late(self, needed: float = 0.0) -> bool:
+        """Return whether there are fewer seconds left than needed."""
+        return self.deadline is not None and time.monotonic() + needed > self.deadline
+
+
+@dataclass(frozen=True)
+class Stage(Generic[S, D]):
+    """One part of a study's work, which ``--only`` can run alone.
+
+    Arguments:
+        work: Does it as far as time allows; returns whether it is finished.
+        uses: The fields of the scale that its result depends on.
+        grows: Those of them that may be larger than in an earlier record: a training goes on.
+        renews: Those of them that may be changed: the stage then makes its answers anew.
+    """
+
+    work: Callable[[Workspace[S, D]], bool]
+    uses: Sequence[str] = ()
+    grows: Sequence[str] = ()
+    renews: Sequence[str] = ()
+
+    def may_change(self, name: str, there: Any, here: Any) -> bool:
+        """Return whether a field may differ from what was recorded of this stage."""
+        return name in self.renews or (name in self.grows and here > there)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is published of a study.
+
+    Arguments:
+        rows: Every number.
+        text: Tables and words as Markdown, without the title and how they were made.
+        numbers: The arrays behind the figures.
+        scale: What ``summary.json`` says of the scale.
+    """
+
+    rows: list[Row]
+    text: str
+    numbers: Groups
+    scale: Mapping[str, Any]
+
+
+class Records:
+    """What the stages of a study have done, in ``records.json`` of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "records.json"
+        found = runs.read_json(self.path, _ADVICE) if self.path.is_file() else {}
+        self.data: dict[str, Any] = found.get("data", {})
+        self.stages: dict[str, dict[str, Any]] = found.get("stages", {})
+
+    @property
+    def scale(self) -> dict[str, Any]:
+        """The fields of the scale that stages were run with."""
+        return {k: v for stage in self.stages.values() for k, v in stage["scale"].items()}
+
+    def together(self, kind: str) -> str:
+        """Return the ``commits``, ``machines`` or ``commands`` of all stages, in their order."""
+        named = [name for stage in self.stages.values() for name in stage[kind] if name]
+        return (", " if kind != "commands" else "; ").join(dict.fromkeys(named))
+
+    def check(self, name: str, stage: Stage[Any, Any], scale: Any, data: Any) -> None:
+        """Refuse a stage whose data or scale are not those of what the folder holds."""
+        here = {key: getattr(scale, key) for key in stage.uses}
+        wrong = {k: (v, data[k]) for k, v in self.data.items() if self.stages and data[k] != v}
+        for other, record in self.stages.items():
+            for key, there in record["scale"].items():
+                free = other == name and stage.may_change(key, there, here.get(key))
+                if key in here and here[key] != there and not free:
+                    wrong[key] = there, here[key]
+        if wrong:
+            words = "; ".join(f"{k} is {a} there and {b} here" for k, (a, b) in wrong.items())
+            raise VspairError(
+                f"{self.path.parent} was made with other settings: {words}. Give the same "
+                "options, or name another folder by --runs."
+            )
+
+    def note(self, name: str, workspace: Workspace[Any, Any], stage: Stage[Any, Any]) -> None:
+        """Record that a stage has done something, with this commit, machine and command."""
+        earlier = self.stages.get(name, {"commits": [], "machines": [], "commands": []})
+        new = {"commits": runs.commit(), "machines": runs.machine(workspace.device)}
+        new["commands"] = runs.command_line()
+        record: dict[str, Any] = {k: [*dict.fromkeys([*earlier[k], v])] for k, v in new.items()}
+        record["scale"] = {key: getattr(workspace.scale, key) for key in stage.uses}
+        self.stages[name] = record
+        runs.make_folder(self.path.parent)
+        document = {"data": self.data, "stages": self.stages}
+        runs.write_text(self.path, json.dumps(document, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Study(Generic[S, D]):
+    """Data, stages, tables, figures and words of one section of the paper.
+
+    Arguments:
+        name: What the command line and ``summary.json`` call it.
+        title: The heading of its results.
+        load: From the scale and a data folder to the data.
+        describe: From the data to what is recorded of them, and published.
+        stages: The stages by name, in their order.
+        report: Makes the report from what the stages kept, without the data.
+        draw: Draws every figure from saved numbers into a folder, and returns the paths.
+        captions: What each figure shows, by the name of its file.
+    """
+
+    name: str
+    title: str
+    load: Callable[[S, Path | None], D]
+    describe: Callable[[D], dict[str, Any]]
+    stages: Mapping[str, Stage[S, D]]
+    report: Callable[[Workspace[S, D], Records], Report]
+    draw: Callable[[Groups, Path], list[Path]]
+    captions: Mapping[str, str]
+
+    def reproduce(
+        self,
+        scale: S,
+        *,
+        out: Path,
+        folder: Path,
+        data_dir: Path | None = None,
+        only: str = "",
+        device: str = "auto",
+        minutes: float = 0.0,
+        jobs: int = 1,
+        compile: bool = False,
+        fast: bool = False,
+        show: bool = False,
+    ) -> str | None:
+        """Run the study, or some of its stages.
+
+        Arguments:
+            scale: How much to do.
+            out: The folder of the results; files of an earlier study in it are replaced.
+            folder: The folder of trainings, answers and records; what is there is not made again.
+            data_dir: Where real data are.
+            only: Some of the stages and ``report``, with commas between them; all if not given.
+            device: Where to compute.
+            minutes: Save and stop after so many minutes; 0 goes on to the end.
+            jobs: Processes to work in.
+            compile: Whether to compile networks on a GPU.
+            fast: Whether networks run in bfloat16.
+            show: Whether to say what is done, with progress bars.
+
+        Returns:
+            The results as Markdown, or what was done; nothing where time ran out: call again to
+            continue.
+        """
+        names = self._named(only)
+        deadline = time.monotonic() + 60 * minutes if minutes else None
+        workspace: Workspace[S, D] = Workspace(
+            scale, lambda: self.load(scale, data_dir), folder, runs.pick_device(device), deadline,
+            jobs, compile, fast, show,
+        )  # fmt: skip
+        work = [name for name in names if name in self.stages]
+        if work and "report" in names:
+            workspace.data  # noqa: B018 - a mistaken data folder leaves no empty results behind
+            runs.make_folder(out)  # refused now rather than after hours
+        if not all(self._run(workspace, name) for name in work):
+            return None
+        if "report" not in names:
+            return f"Done: {', '.join(names)}."
+        return self.publish(workspace, out)
+
+    def _named(self, only: str) -> list[str]:
+        """Return the stages that are asked for."""
+        every = [*self.stages, "report"]
+        names = only.split(",") if only else every
+        if unknown := [name for name in names if name not in every]:
+            raise VspairError(f"only = {unknown[0]!r}: expected some of {', '.join(every)}.")
+        return names
+
+    def _run(self, workspace: Workspace[S, D], name: str) -> bool:
+        """Run a stage and record it, unless it had nothing to do; return whether it ended."""
+        stage, records = self.stages[name], Records(workspace.folder)
+        data = self.describe(workspace.data)
+        records.check(name, stage, workspace.scale, data)
+        workspace.say(f"{name}:")
+        workspace.worked = False
+        try:
+            return stage.work(workspace)
+        finally:
+            if workspace.worked:
+                records.data = data
+                records.note(name, workspace, stage)
+
+    def publish(self, workspace: Workspace[S, D], out: Path) -> str:
+        """Write tables, figures and ``summary.json`` from what the stages kept."""
+        records = Records(workspace.folder)
+        if not records.stages:
+            stages = ", ".join(self.stages)
+            raise VspairError(
+                f"There is nothing in {workspace.folder} to report on. Run the stages first: "
+                f"--only {stages.replace(', ', ',')}."
+            )
+        recorded = dataclasses.replace(workspace.scale, **records.scale)  # type: ignore[type-var]
+        workspace.scale = recorded
+        report = self.report(workspace, records)
+        runs.make_folder(out)
+        command, commit, machine = map(records.together, ("commands", "commits", "machines"))
+        made = {"command": command, "commit": commit, "machine": machine}
+        scale = {**report.scale, "data": records.data}
+        document = summary(self.name, made, scale, report.rows)
+        runs.write_text(out / "summary.json", json.dumps(document, indent=1) + "\n")
+        runs.write_groups(out / FIGURES, report.numbers)
+        called = f"`{command}`" if command else f"the study `{self.name}`, called from Python,"
+        head = f"Made by {called} at commit {commit} on {machine}."
+        figures = captioned(self.redraw(out), self.captions)
+        text = f"# {self.title}\n\n{head} {report.text}\n\n## Figures\n\n{figures}\n"
+        runs.write_text(out / "README.md", text)
+        return text
+
+    def redraw(self, out: Path) -> list[Path]:
+        """Draw every figure again from the saved numbers of a results folder."""
+        advice = "Figures are drawn from it: run the study first, without --draw."
+        return self.draw(runs.read_groups(out / FIGURES, advice), out)
