@@ -15,6 +15,7 @@ from vspair.evaluation import evaluate, invert
 from vspair.metrics import central_interval
 from vspair.model import InverseModel, build
 from vspair.networks import NetworkConfig
+from vspair.vocabulary import look_up
 
 Kind = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR"]
 KINDS: tuple[Kind, ...] = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
@@ -43,7 +44,9 @@ def test_scores_are_numbers_or_left_out(kind: Kind, samples: int, n: int) -> Non
     expected = set() if kind == "PAIR" or samples == 1 else {"variance"}
     expected |= {"uncertainty_error_r"} if expected and n > 1 else set()
     assert scores.keys() & SPREAD == expected
-    assert {"mse", "crps", "energy_score", "coverage_90", "floor_mean"} <= scores.keys()
+    assert {"mse_mean", "mse_sample", "mse_code", "crps", "energy_score"} <= scores.keys()
+    assert ("coverage_90" in scores) == (kind != "PAIR" and samples > 1)
+    assert all(map(look_up, scores))
     assert ("active" in scores) == (kind in ("sVAE", "vsPAIR"))
 
 
@@ -82,6 +85,10 @@ def test_all_that_is_saved_is_of_the_saved_samples(
     out = tmp_path / "answer.npz"
     invert(model, y[0] if single else y, samples=samples, level=0.8, noise=noise, out=out)
     saved = {name: torch.from_numpy(values) for name, values in np.load(out).items()}
+    if kind == "PAIR" and not noise:
+        assert not {"std", "lower", "upper", "samples"} & saved.keys()
+        assert torch.equal(saved["mean"], saved["approximate_mean"])
+        return
     drawn = saved["samples"]
     assert drawn.shape == ((samples, 3) if single else (samples, 5, 3))
     low, high = central_interval(drawn, 0.8)

@@ -21,6 +21,7 @@ KINDS: tuple[Kind, ...] = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
 SHAPES = {"vectors": ((3,), (4,)), "images": ((5, 6), (2, 4, 4))}
 
 kinds = pytest.mark.parametrize("kind", KINDS)
+spreading = pytest.mark.parametrize("kind", KINDS[1:])
 shapes = pytest.mark.parametrize("shape", SHAPES)
 noises = pytest.mark.parametrize("noise", [False, True], ids=["clean", "noisy"])
 
@@ -44,7 +45,7 @@ def seeded(seed: int = 5) -> Generator:
 # -- samples and their summaries --------------------------------------------------------------
 
 
-@kinds
+@spreading
 @shapes
 @noises
 def test_shapes_of_batches_and_single_observations(kind: Kind, shape: str, noise: bool) -> None:
@@ -71,7 +72,7 @@ def test_a_single_observation_is_a_batch_of_one(kind: Kind, shape: str) -> None:
     torch.testing.assert_close(one.approximate_mean(), model.posterior(y).approximate_mean()[1])
 
 
-@kinds
+@spreading
 @shapes
 @noises
 @pytest.mark.parametrize("n", [1, 2, 23])
@@ -87,7 +88,7 @@ def test_moments_are_those_of_the_samples(kind: Kind, shape: str, noise: bool, n
     assert torch.equal(post.std(n, seeded()), std)
 
 
-@kinds
+@spreading
 @noises
 def test_results_do_not_depend_on_chunk(kind: Kind, noise: bool) -> None:
     model, y = make(kind, "images")
@@ -100,7 +101,7 @@ def test_results_do_not_depend_on_chunk(kind: Kind, noise: bool) -> None:
             torch.testing.assert_close(got, expected)
 
 
-@kinds
+@spreading
 @shapes
 @noises
 @pytest.mark.parametrize(("level", "n"), [(0.9, 21), (0.5, 40), (0.8, 1)])
@@ -117,7 +118,7 @@ def test_interval_holds_the_quantiles(
     torch.testing.assert_close(torch.stack((low, high)).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@kinds
+@spreading
 @noises
 @pytest.mark.parametrize("block", [1, 200, 700])
 def test_interval_does_not_depend_on_blocks(
@@ -234,7 +235,7 @@ def test_active_and_parameters(kind: Kind) -> None:
 # -- side effects -----------------------------------------------------------------------------
 
 
-@kinds
+@spreading
 @noises
 def test_a_generator_is_all_the_chance_there_is(kind: Kind, noise: bool) -> None:
     model, y = make(kind)
@@ -245,7 +246,7 @@ def test_a_generator_is_all_the_chance_there_is(kind: Kind, noise: bool) -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@kinds
+@spreading
 @pytest.mark.parametrize("frozen", [False, True], ids=["plain", "part-frozen"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_modes_and_weights_are_left_alone(kind: Kind, training: bool, frozen: bool) -> None:

@@ -7,12 +7,15 @@ import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vspair.cli.shared import Device, say, stoppable
 from vspair.errors import VspairError
+
+if TYPE_CHECKING:
+    from vspair.studies.study import Study
 
 __all__ = ["reproduce"]
 
@@ -37,6 +40,48 @@ Results = Annotated[
 Runs = Annotated[
     Path | None, typer.Option(help="Where to keep the trainings: below runs/, if not given.")
 ]
+
+
+def results_and_runs(name: str, out: Path | None, runs: Path | None) -> tuple[Path, Path]:
+    """Return the folders of a study's results and trainings, by its name where not given."""
+    return out or Path("results", name), runs or Path("runs", name)
+
+
+def run_study(
+    study: Study[Any, Any],
+    scale: Any,
+    name: str,
+    out: Path | None,
+    runs: Path | None,
+    draw: bool,
+    **options: Any,
+) -> None:
+    """Run a study, or draw its saved figures again, and say what came of it.
+
+    Arguments:
+        study: The study.
+        scale: How much to do.
+        name: What its folders are called where none are given, so that no smaller run replaces
+            the results of a whole one.
+        out: The folder of the results.
+        runs: The folder of the trainings.
+        draw: Whether only to draw.
+        options: Further arguments of :meth:`Study.reproduce`.
+    """
+    out, runs = results_and_runs(name, out, runs)
+    if draw:
+        for path in study.redraw(out):
+            say(f"Drew {path}.")
+        return
+    text = study.reproduce(scale, out=out, folder=runs, **options)
+    say(text or "Stopped in time. The same command continues.")
+
+
+def refuse_scale_beside_smoke(smoke: bool, given: dict[str, Any], plain: Any) -> None:
+    """Refuse a scale beside ``--smoke``, which has its own."""
+    changed = [f"--{k.replace('_', '-')}" for k, v in given.items() if v != getattr(plain, k)]
+    if smoke and changed:
+        raise VspairError(f"--smoke has a scale of its own: leave out {', '.join(changed)}.")
 
 
 def drew(paths: list[Path]) -> None:
