@@ -25,7 +25,7 @@ __all__ = ["evaluate", "invert"]
 def _generator(model: InverseModel, seed: int) -> Generator:
     if not 0 <= seed < 2**63:
         raise VspairError(f"seed = {seed}: expected a whole number from 0 to 2**63 - 1.")
-    return Generator(model.log_width.device).manual_seed(seed)
+    return Generator(model.device).manual_seed(seed)
 
 
 def _scores(

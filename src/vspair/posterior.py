@@ -94,7 +94,7 @@ class Posterior:
             return z[rows], None
         shape = (len(z), *self.model.x_shape)
         unit = torch.randn(shape, dtype=z.dtype, device=z.device, generator=generator)
-        return z[rows], unit[rows] * self.model.width * self.model.x_normaliser.std
+        return z[rows], unit[rows] * self.model.noise_std * self.model.x_normaliser.std
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
         """Draw n unknowns for each observation, with shape (n, B, *x_shape)."""
