@@ -28,13 +28,14 @@ from torch import Generator, Tensor
 
 from vspair import config as configs
 from vspair.config import Config
+from vspair.data import Pairs
 from vspair.datasets.lodopab import load_slices
-from vspair.fitting import prepare
+from vspair.fitting import start_training
 from vspair.methods.fbp import Fbp
 from vspair.model import InverseModel
 from vspair.problems.ct import CtPairs, CtProblem
 from vspair.runs import commit, machine
-from vspair.studies.ct.data import HALF, arrange, augment, split_patients
+from vspair.studies.ct.data import HALF, augment, split_patients
 from vspair.studies.ct.measures import codes, judge_samples, wider
 from vspair.studies.factors import code_row
 
@@ -43,11 +44,11 @@ NETWORK = {"kind": "conv", "width": 8, "depth": 2}
 SHOWN = ("mse", "mse_sample", "crps", "coverage_90", "coverage_90_with_noise")
 
 
-def configuration(options: argparse.Namespace, share: float) -> Config:
+def configuration(options: argparse.Namespace) -> Config:
     """Return the small model's configuration."""
     base = configs.shipped(f"ct-{options.preset}")
     model = {"x_size": 512, "y_size": 256, "x_network": NETWORK, "y_network": NETWORK}
-    training = {"epochs": max(1, options.epochs // options.copies), "validation": share}
+    training = {"epochs": max(1, options.epochs // options.copies)}
     more = {"validate_every": 1, "precision": "bfloat16", "learning_rate": options.rate}
     if options.preset == "paper":
         model = model | {"normalise": options.normalise or "none"}
@@ -113,15 +114,17 @@ def main() -> None:
     few = rest[chosen(slices.train.patient[rest], options.patients, options.slices)]
     train = PROBLEM.pairs(augment(halves[0][few], options.copies, Generator().manual_seed(3)), 0)
     held_out, test = PROBLEM.pairs(halves[0][held], 1), PROBLEM.pairs(halves[1], 2)
-    x, y, share = arrange(train, held_out, 0)
-    trainer, start = prepare(x, y, configuration(options, share)), time.monotonic()
+    pairs, held_pairs = (Pairs(part.x, part.y) for part in (train, held_out))
+    trainer, start = start_training(pairs, held_pairs, configuration(options)), time.monotonic()
     trainer.train(show=True)
     took, model = time.monotonic() - start, trainer.model
     window = (Fbp(HALF, window="hann")(test.y) - test.x).square().mean()
     found = code_row(codes(model, test.y), Generator().manual_seed(0))
     print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
     print(f"FBP with a Hann window has {float(window):.3g}")
-    print(f"weights of epoch {trainer.state.best_epoch}, width {float(model.width):.3g}")
+    print(
+        f"weights of epoch {trainer.state.best_epoch}, decoder noise {float(model.noise_std):.3g}"
+    )
     print("codes of test patients:", ", ".join(f"{k} {v:.4g}" for k, v in found.items()))
     plain = CtPairs(*(t[: len(few)] for t in train))
     for who, part in (("training", plain), ("held-out", held_out), ("test", test)):

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from vspair import config as configs
-from vspair.fitting import prepare
+from vspair.data import Pairs
+from vspair.fitting import start_training
 from vspair.problems.inpainting import mnist_pairs, toy_digits
 from vspair.runs import machine, pick_device
 from vspair.studies.ct.data import GEOMETRY
@@ -27,7 +28,7 @@ from vspair.training.trainer import Trainer
 def trainer(problem: str, device: torch.device, steps: int, **training: Any) -> Trainer:
     """Return a training of the paper's network that has so many steps in its one epoch."""
     names = {"heat": "heat-paper", "ct": "ct-paper", "mnist": "mnist-vspair"}
-    changes = {"training": {"epochs": 1, "validation": 0.0} | training}
+    changes = {"training": {"epochs": 1} | training}
     config = configs.override(configs.shipped(names[problem]), changes)
     if problem == "heat":
         x, y = PROBLEM.pairs(config.training.batch_size * steps, seed=0)
@@ -39,7 +40,7 @@ def trainer(problem: str, device: torch.device, steps: int, **training: Any) -> 
     else:
         data = mnist_pairs(toy_digits(64 * steps + 1, seed=0), seed=0, train=64 * steps)
         x, y = data.x_train, data.y_train
-    return prepare(x, y, config, device=device)
+    return start_training(Pairs(x, y), None, config, device=device)
 
 
 def milliseconds(trainers: list[Trainer], warm: int, timed: int) -> float:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vspair import config as configs
 from vspair.config import Config
-from vspair.fitting import prepare
+from vspair.data import Pairs
+from vspair.fitting import split_pairs, start_training
 from vspair.training.acceleration import precision, products
 from vspair.training.trainer import Trainer
 
@@ -27,7 +28,8 @@ def config(kind: str, preset: Any = "calibrated", **training: Any) -> Config:
 
 def trainer(c: Config, device: str) -> Trainer:
     x = torch.randn(40, 12, 12, generator=torch.Generator().manual_seed(0))
-    return prepare(x, x + 0.3 * x.flip(-1), c, device=device)
+    parts = split_pairs(Pairs(x, x + 0.3 * x.flip(-1)), c)
+    return start_training(*parts, c, device=device)
 
 
 def weights(t: Trainer) -> dict[str, Tensor]:

@@ -10,9 +10,9 @@ from torch import Generator, Tensor
 import vspair
 from vspair import config as configs
 from vspair.config import Config
-from vspair.data import random_shift
+from vspair.data import Pairs, random_shift
 from vspair.errors import VspairError
-from vspair.fitting import prepare, resumed
+from vspair.fitting import resume_training, split_pairs, start_training
 from vspair.runs import Run
 
 
@@ -48,13 +48,14 @@ def test_images_resume_bitwise_with_their_moments_and_shifts(augment: str, tmp_p
     """Convolutions keep their weights in another order in memory than a file has them."""
     x, y, c = _images(augment)
     whole = vspair.fit(x, y, config=c, progress=False)
-    stopped = prepare(x, y, c, out=tmp_path / "run")
+    parts = split_pairs(Pairs(x, y), c)
+    stopped = start_training(*parts, c, out=tmp_path / "run")
     steps = stopped.run_steps([])
     for _ in range(4):
         next(steps)
     stopped.save()
     steps.close()
-    again = resumed(x, y, Run(tmp_path / "run"), torch.device("cpu"))
+    again = resume_training(*parts, Run(tmp_path / "run"), torch.device("cpu"))
     again.train(show=False)
     assert all(
         torch.equal(a, b)
@@ -68,7 +69,7 @@ def test_shifts_move_pairs_together_and_anew_in_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, y, c = _images()
-    trainer = prepare(x, y, c)
+    trainer = start_training(*split_pairs(Pairs(x, y), c), c)
     plain, seen = trainer.objective, []
 
     def objective(*given: Any) -> Any:

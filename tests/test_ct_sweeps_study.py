@@ -78,7 +78,7 @@ def stopping(steps: int) -> Train:
         clock = iter(range(1, 100))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(together, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-            return together.train_together(trainers, steps)
+            return together.train_side_by_side(trainers, steps)
 
     return train
 
@@ -91,7 +91,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data: CtData) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "draw", lambda *_: data)
         with patch.context() as stop:
-            stop.setattr(study, "train_together", stopping(1))
+            stop.setattr(study, "train_side_by_side", stopping(1))
             assert study.reproduce(folder, only="gamma", **more) is None
         assert sorted(p.parent.name for p in folder.glob("*/checkpoint.safetensors")) == sorted(
             point.label for point in GAMMA[:2]

@@ -9,7 +9,8 @@ from torch import Tensor
 import vspair
 from vspair import config as configs
 from vspair.config import Config
-from vspair.fitting import prepare
+from vspair.data import Pairs
+from vspair.fitting import split_pairs, start_training
 from vspair.model import InverseModel, build
 from vspair.runs import read_tensors
 from vspair.training.batch_norms import answering_norms, refresh_norms
@@ -119,7 +120,8 @@ def test_averages_are_put_back_after_a_look() -> None:
 def test_epochs_are_compared_by_the_averages_that_will_answer(norms: str) -> None:
     more = {"validation": 0.25, "norms": norms, "epochs": 1}
     c = configs.override(configs.preset("paper"), {"model": SIZES, "training": more})
-    trainer = prepare(observations(64), observations(64).flip(-1), c)
+    pairs = Pairs(observations(64), observations(64).flip(-1))
+    trainer = start_training(*split_pairs(pairs, c), c)
     for _ in trainer._epoch(trainer._step):
         pass
     score = trainer.validate()["val_score"]
@@ -131,7 +133,8 @@ def test_epochs_are_compared_by_the_averages_that_will_answer(norms: str) -> Non
 def test_a_finished_run_keeps_no_moments(tmp_path: Path) -> None:
     more = {"epochs": 1, "norms": "answer", "keep": "best"}
     c = configs.override(configs.preset("paper"), {"model": SIZES, "training": more})
-    trainer = prepare(observations(64), observations(64).flip(-1), c, out=tmp_path / "run")
+    pairs = Pairs(observations(64), observations(64).flip(-1))
+    trainer = start_training(*split_pairs(pairs, c), c, out=tmp_path / "run")
     path = tmp_path / "run" / "checkpoint.safetensors"
     trainer.save()
     for _ in trainer._epoch(trainer._step):

@@ -353,12 +353,12 @@ def test_annealed_width(anneal: float) -> None:
     c = replace(UNEVEN, width="annealed", width_start=2.0, width_end=0.02, anneal=anneal)
     objective = Objective(c)
     objective.prepare(model)
-    assert number(model.width) == pytest.approx(2.0)
+    assert number(model.noise_std) == pytest.approx(2.0)
     half = math.sqrt(2.0 * 0.02) if anneal else 0.02
     start = 2.0 if anneal else 0.02
     for progress, width in ((0.0, start), (anneal / 2, half), (anneal, 0.02), (1.0, 0.02)):
         objective.at(model, progress)
-        assert number(model.width) == pytest.approx(width)
+        assert number(model.noise_std) == pytest.approx(width)
         assert objective.settled(progress) == (progress >= anneal)
     assert not model.log_width.requires_grad
 
@@ -369,11 +369,11 @@ def test_best_learned_width_is_the_root_mean_squared_error(kind: Kind, shape: st
     model, x, y = make(kind, shape)
     objective = Objective(replace(UNEVEN, width="learned", width_start=0.5))
     objective.prepare(model)
-    assert number(model.width) == pytest.approx(0.5)
+    assert number(model.noise_std) == pytest.approx(0.5)
     code = model.x_encoder(x) if isinstance(model, PairedAutoencoder) else model.latent(y)
     decoded = model.x_decoder(code.rsample(seeded())).detach()
     fit = objective(model, x, y, seeded())[1]["x_fit"]
-    likelihood = torch.distributions.Normal(decoded, model.width).log_prob(x)
+    likelihood = torch.distributions.Normal(decoded, model.noise_std).log_prob(x)
     constant = x[0].numel() * math.log(2 * math.pi) / 2
     torch.testing.assert_close(fit, -total(likelihood) - constant)
     with torch.no_grad():
@@ -394,7 +394,7 @@ def test_closed_width_follows_the_root_mean_squared_error(kind: Kind) -> None:
     step = 0.98 * math.log(0.5) + 0.02 * best
     fit = objective(model, x, y, seeded())[1]["x_fit"]
     assert number(model.log_width) == pytest.approx(step, rel=1e-5)
-    likelihood = torch.distributions.Normal(decoded, model.width).log_prob(x)
+    likelihood = torch.distributions.Normal(decoded, model.noise_std).log_prob(x)
     torch.testing.assert_close(fit, -total(likelihood) - x[0].numel() * math.log(2 * math.pi) / 2)
     for _ in range(400):
         objective(model, x, y, seeded())
@@ -407,7 +407,7 @@ def test_closed_width_follows_the_root_mean_squared_error(kind: Kind) -> None:
 def test_unit_width_ignores_where_it_started() -> None:
     model, _, _ = make("vsPAIR")
     Objective(replace(UNEVEN, width="unit", width_start=0.1)).prepare(model)
-    assert number(model.width) == 1.0
+    assert number(model.noise_std) == 1.0
     assert not model.log_width.requires_grad
 
 

@@ -204,7 +204,7 @@ def test_noise_adds_its_variance(kind: Kind) -> None:
     model, y = make(kind)
     n = 2000
     clean, noisy = (model.posterior(y, noise=v).sample(n).double() for v in (False, True))
-    added = (model.width.detach() * model.x_normaliser.std).double() ** 2
+    added = (model.noise_std.detach() * model.x_normaliser.std).double() ** 2
     squares = [(x - x.mean(0)).square() for x in (clean, noisy)]
     error = sum(s.var(0) / n for s in squares) ** 0.5
     difference = squares[1].mean(0) - squares[0].mean(0)

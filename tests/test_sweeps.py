@@ -16,7 +16,7 @@ import pytest
 from torch import Tensor
 
 import vspair
-from vspair import claims, cli, sweeps
+from vspair import claims, cli, data, sweeps
 from vspair import config as configs
 from vspair import records as record
 from vspair.claims import STALE, Claim
@@ -24,6 +24,7 @@ from vspair.config import Config
 from vspair.data import fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
+from vspair.fitting import split_pairs
 from vspair.runs import read_metrics
 from vspair.sweeps import Axis, Sweep, run
 from vspair.training.interrupts import Interrupted
@@ -124,7 +125,9 @@ def test_scores_are_of_pairs_that_no_trial_has_seen(finished: Path, pairs: Pairs
     train, held = split(len(x), 0.2, 0)
     row = record.rows(finished)[0]
     folder = finished / "trials" / row["trial"]
-    assert vspair.runs.Run(folder).pairs == fingerprint(x[train], y[train])
+    trial = vspair.runs.Run(folder)
+    parts = split_pairs(data.Pairs(x[train], y[train]), trial.config)
+    assert trial.pairs == fingerprint(*(t for part in parts for t in (part.x, part.y)))
     model = vspair.load(folder)
     assert vspair.evaluate(model, x[held], y[held]) == row["scores"]
 

@@ -15,14 +15,21 @@ from torch import Tensor
 import vspair
 from vspair import config as configs
 from vspair.config import Config, TrainingConfig
+from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.fitting import continued, prepare, resumed, suggest
+from vspair.fitting import (
+    resume_training,
+    split_pairs,
+    start_or_resume_training,
+    start_training,
+    suggest_settings,
+)
 from vspair.model import PairedAutoencoder
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
 from vspair.studies.gaussian.study import measure, moments
 from vspair.training.interrupts import Interrupted
-from vspair.training.side_by_side import train_together
+from vspair.training.side_by_side import train_side_by_side
 from vspair.training.trainer import Trainer
 
 KINDS = ("PAIR", "vPAIR", "sVAE", "vsPAIR")
@@ -110,7 +117,7 @@ def _trainer(c: Config, x: Tensor, y: Tensor, run: Run | None = None) -> Trainer
         torch.manual_seed(0)
         model = build(c.model, tuple(x.shape[1:]), tuple(y.shape[1:]))
     Objective(c.objective).prepare(model)
-    return Trainer(model, c, x, y, run)
+    return Trainer(model, c, *split_pairs(Pairs(x, y), c), run)
 
 
 @pytest.mark.parametrize("stages", ["joint", "two-stage"])
@@ -369,10 +376,10 @@ def test_open_gates_are_logged_without_held_out_pairs() -> None:
 
 
 def test_suggested_networks_suit_the_shape() -> None:
-    image = suggest((28, 28), (248, 128), active=39)
+    image = suggest_settings((28, 28), (248, 128), active=39)
     assert image["model"]["x_network"] == {"kind": "conv", "width": 16, "depth": 2}
     assert image["model"]["x_size"] >= 4 * 39
-    vector = suggest((2,), (4,), pairs=1024)
+    vector = suggest_settings((2,), (4,), pairs=1024)
     assert vector["model"]["x_network"]["kind"] == "mlp"
     assert vector["training"]["epochs"] * 1024 / 64 >= 5000
     configs.override(configs.preset(), image)
@@ -458,34 +465,57 @@ def test_trainings_side_by_side_give_the_same_bits_as_alone(tmp_path: Path) -> N
     x, y = pairs()
     alone = [vspair.fit(x, y, config=config(seed=s), progress=False) for s in (1, 2)]
     together = [_alike(x, y, s) for s in (1, 2)]
-    assert train_together(together)
+    assert train_side_by_side(together)
     for model, trainer in zip(alone, together, strict=True):
         assert same(model.state_dict(), trainer.model.state_dict())
 
 
 def _alike(x: Tensor, y: Tensor, seed: int, out: Path | None = None) -> Trainer:
-    return prepare(x, y, config(seed=seed), out=out)
+    c = config(seed=seed)
+    return start_training(*split_pairs(Pairs(x, y), c), c, out=out)
 
 
 def test_trainings_side_by_side_stop_at_a_deadline_and_continue(tmp_path: Path) -> None:
     x, y = pairs()
     whole = vspair.fit(x, y, config=config(seed=1), progress=False)
-    assert not train_together([_alike(x, y, 1, tmp_path / "run")], deadline=1e-9)
-    again = resumed(x, y, Run(tmp_path / "run"), torch.device("cpu"))
-    assert train_together([again])
+    assert not train_side_by_side([_alike(x, y, 1, tmp_path / "run")], deadline=1e-9)
+    parts = split_pairs(Pairs(x, y), config(seed=1))
+    again = resume_training(*parts, Run(tmp_path / "run"), torch.device("cpu"))
+    assert train_side_by_side([again])
     assert same(whole.state_dict(), again.model.state_dict())
     with pytest.raises(VspairError, match="at most 16"):
-        train_together([again] * 17)
+        train_side_by_side([again] * 17)
 
 
 def test_a_folder_is_continued_with_its_settings_and_no_others(tmp_path: Path) -> None:
-    (x, y), out, cpu = pairs(), tmp_path / "run", torch.device("cpu")
-    trainer = continued(x, y, config(keep="last"), out, cpu)
+    parts = split_pairs(Pairs(*pairs()), config())
+    out, cpu = tmp_path / "run", torch.device("cpu")
+    trainer = start_or_resume_training(*parts, config(keep="last"), out, cpu)
     trainer.train(show=False)
-    again = continued(x, y, config(keep="last", capture=True, compile=True), out, cpu)
+    again = start_or_resume_training(
+        *parts, config(keep="last", capture=True, compile=True), out, cpu
+    )
     assert again.finished
     assert same(again.model.state_dict(), trainer.model.state_dict())
     with pytest.raises(VspairError, match=r"training.epochs is 3 there and 9 here. Name another"):
-        continued(x, y, config(keep="last", epochs=9), out, cpu)
+        start_or_resume_training(*parts, config(keep="last", epochs=9), out, cpu)
     with pytest.raises(VspairError, match=r"model.kind is vsPAIR there and vPAIR here"):
-        continued(x, y, config("vPAIR", keep="last"), out, cpu)
+        start_or_resume_training(*parts, config("vPAIR", keep="last"), out, cpu)
+
+
+def test_held_out_pairs_can_be_given(tmp_path: Path) -> None:
+    """They give the bits of the split that would have chosen them, and belong to the run."""
+    (x, y), c, out = pairs(), config(keep="best"), tmp_path / "run"
+    train, held = split_pairs(Pairs(x, y), c)
+    whole = vspair.fit(x, y, config=c, progress=False)
+    given: dict[str, Any] = {"held": (held.x.numpy(), held.y.numpy()), "progress": False}
+    model = vspair.fit(train.x, train.y, config=c, out=out, **given)
+    assert same(whole.state_dict(), model.state_dict())
+    again = vspair.fit(train.x, train.y, out=out, resume=True, **given)
+    assert same(whole.state_dict(), again.state_dict())
+    with pytest.raises(VspairError, match="not the pairs"):
+        vspair.fit(train.x, train.y, out=out, resume=True, progress=False, held=(x[:4], y[:4]))
+    with pytest.raises(VspairError, match="held x has 3 entries and held y has 4"):
+        vspair.fit(x, y, held=(x[:3], y[:4]), progress=False)
+    with pytest.raises(VspairError, match=r"held: x and y have shapes .*expected"):
+        vspair.fit(x, y, held=(y, x), progress=False)

@@ -11,6 +11,7 @@ import lzma
 import tokenize
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from vspair.errors import VspairError
 __all__ = [
     "DAMAGE",
     "Normaliser",
+    "Pairs",
     "as_array",
     "as_data",
     "as_pairs",
@@ -178,17 +180,20 @@ def as_data(values: Any, name: str = "x") -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
-def as_pairs(x: Any, y: Any, *, vary: bool = True) -> tuple[Tensor, Tensor]:
+def as_pairs(x: Any, y: Any, *, vary: bool = True, prefix: str = "") -> tuple[Tensor, Tensor]:
     """Return x and y as float32 tensors that belong together, pair by pair.
 
     Arguments:
         x: The unknowns, with shape (N, *x_shape).
         y: The observations, with shape (N, *y_shape).
         vary: Whether to refuse data that never change, as training must.
+        prefix: What x and y are called by in an error, such as ``"held "``.
     """
-    x, y = as_data(x, "x").float(), as_data(y, "y").float()
+    x, y = as_data(x, f"{prefix}x").float(), as_data(y, f"{prefix}y").float()
     if len(x) != len(y):
-        raise VspairError(f"x has {len(x)} entries and y has {len(y)}: expected as many of each.")
+        raise VspairError(
+            f"{prefix}x has {len(x)} entries and {prefix}y has {len(y)}: expected as many of each."
+        )
     if vary:
         _check_varies(x, "x")
         _check_varies(y, "y")
@@ -206,6 +211,40 @@ def _check_varies(data: Tensor, name: str) -> None:
     raise VspairError(
         f"{name} is constant: {fault}. There is nothing to learn from it; check how it was made."
     )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Unknowns and their observations, pair by pair, in their own units.
+
+    Arguments:
+        x: The unknowns, with shape (N, *x_shape).
+        y: The observations, with shape (N, *y_shape).
+    """
+
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(cls, x: Any, y: Any, *, vary: bool = True, prefix: str = "") -> Pairs:
+        """Return checked pairs of arrays of any kind; see :func:`as_pairs`."""
+        return cls(*as_pairs(x, y, vary=vary, prefix=prefix))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: Tensor | slice) -> Pairs:
+        return Pairs(self.x[rows], self.y[rows])
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of one unknown and of one observation."""
+        return tuple(self.x.shape[1:]), tuple(self.y.shape[1:])
+
+    def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
+        """Return pairs to train on and a share that is held out; see :func:`split`."""
+        train, held = split(len(self), share, seed)
+        return self[train], self[held]
 
 
 def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -289,10 +328,10 @@ class Normaliser(nn.Module):
         return data * self.std + self.mean
 
 
-def fingerprint(x: Tensor, y: Tensor) -> str:
+def fingerprint(x: Tensor, *others: Tensor) -> str:
     """Return a short digest of pairs, by which they can be known again."""
     digest = hashlib.blake2b(digest_size=8)
-    for t in (x, y):
+    for t in (x, *others):
         digest.update(str(tuple(t.shape)).encode())
         digest.update(np.ascontiguousarray(t.numpy()).data)
     return f"{len(x)} pairs, {digest.hexdigest()}"

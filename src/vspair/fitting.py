@@ -8,29 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vspair import config as configs
 from vspair.config import Config, PresetName, TrainingConfig
-from vspair.data import as_pairs, fingerprint, split
+from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.objective import Objective
 from vspair.runs import Run, pick_device
 from vspair.training.trainer import Trainer
 
-__all__ = ["continued", "fit", "prepare", "resumed", "suggest"]
+__all__ = [
+    "fit",
+    "resume_training",
+    "split_pairs",
+    "start_or_resume_training",
+    "start_training",
+    "suggest_settings",
+]
 
 
 LEAST_STEPS = 5000
 """The steps below which a training of few pairs gets more epochs than a hundred."""
 
 
-MEANS = ("capture", "compile", "precision", "checkpoint_seconds")
-"""Settings of how a training is done, not of what it gives."""
+EXECUTION_KEYS = ("capture", "compile", "precision", "checkpoint_seconds")
+"""Keys of the training section that say how it is executed, not what it computes."""
 
 
-def suggest(
+def suggest_settings(
     x_shape: tuple[int, ...], y_shape: tuple[int, ...], pairs: int = 10_000, active: int = 0
 ) -> dict[str, Any]:
     """Return the settings that suit data of these shapes, as changes to a preset.
@@ -58,12 +64,11 @@ def suggest(
     return changes
 
 
-def _configure(
+def _complete_config(
     config: Config | None,
     preset: PresetName | None,
     active: int,
-    x: Tensor,
-    y: Tensor,
+    pairs: Pairs,
     changes: dict[str, Any],
 ) -> Config:
     """Return a configuration that is complete and checked, however it was given."""
@@ -81,10 +86,10 @@ def _configure(
     if config is None:
         preset = preset or "calibrated"
         config = configs.preset(preset, active)
-        fitting = suggest(tuple(x.shape[1:]), tuple(y.shape[1:]), len(x), active)
+        settings = suggest_settings(*pairs.shapes, len(pairs), active)
         if preset == "paper":
-            fitting.pop("objective", None)
-        config = configs.override(config, fitting)
+            settings.pop("objective", None)
+        config = configs.override(config, settings)
     config = configs.override(config, {"training": changes})
     asked, kind = config.objective.active, config.model.kind
     if asked and kind in ("PAIR", "vPAIR"):
@@ -101,6 +106,7 @@ def fit(
     x: Any,
     y: Any,
     *,
+    held: tuple[Any, Any] | None = None,
     active: int = 0,
     preset: PresetName | None = None,
     config: Config | None = None,
@@ -115,9 +121,12 @@ def fit(
     Arguments:
         x: The unknowns, with shape (N, n), (N, H, W) or (N, C, H, W).
         y: The observations, pair by pair, with a shape of the same kinds.
+        held: Held-out pairs (x, y) that epochs are compared by, where you have your own; a share
+            ``training.validation`` of the pairs where not given.
         active: How many factors should be open on average; 0 keeps those worth a small price.
         preset: ``calibrated``, which is the default, or ``paper``; not with a config.
-        config: Everything in detail; nothing is chosen for you then (see :func:`suggest`).
+        config: Everything in detail; nothing is chosen for you then (see
+            :func:`suggest_settings`).
         out: A folder to save the run in; it must not exist, unless it is resumed.
         resume: Continue the run in ``out`` where it was stopped.
         device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
@@ -130,98 +139,118 @@ def fit(
         >>> model.posterior(x[0]).sample(5).shape
         torch.Size([5, 2])
     """
-    x, y = as_pairs(x, y)
-    if resume:
-        changed = bool(changes or config or active or preset)
-        trainer = _resume(x, y, out, pick_device(device), changed)
+    pairs = Pairs.of(x, y)
+    given = None if held is None else Pairs.of(*held, vary=False, prefix="held ")
+    changed = bool(changes or config or active or preset)
+    run = _run_to_resume(out, changed) if resume else None
+    config = run.config if run else _complete_config(config, preset, active, pairs, changes)
+    parts = split_pairs(pairs, config) if given is None else (pairs, given)
+    if run:
+        trainer = resume_training(*parts, run, pick_device(device))
     else:
-        config = _configure(config, preset, active, x, y, changes)
-        trainer = prepare(x, y, config, out=out, device=pick_device(device))
+        trainer = start_training(*parts, config, out=out, device=pick_device(device))
     trainer.train(progress)
     return trainer.model
 
 
-def prepare(
-    x: Tensor,
-    y: Tensor,
+def split_pairs(pairs: Pairs, config: Config) -> tuple[Pairs, Pairs]:
+    """Return the pairs to train on and those to hold out, as the training section says."""
+    return pairs.split(config.training.validation, config.training.seed)
+
+
+def start_training(
+    train: Pairs,
+    held: Pairs | None,
     config: Config,
     *,
     out: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Trainer:
-    """Return a training that has not begun: weights drawn, normalisation set, folder made."""
-    trainer = Trainer(_fresh(x, y, config).to(device), config, x, y)
+    """Return a training that has not begun: weights sampled, normalisation set, folder made.
+
+    Arguments:
+        train: The pairs to train on, which also set the normalisation.
+        held: The held-out pairs, if any.
+        config: The settings.
+        out: The run folder; nothing is saved without it.
+        device: Where to train.
+    """
+    trainer = Trainer(_build_model(train, config).to(device), config, train, held)
     if out is not None:
-        trainer.run = Run.create(out, config, trainer.model, fingerprint(x, y))
+        trainer.run = Run.create(out, config, trainer.model, _fingerprint(train, held))
     return trainer
 
 
-def continued(x: Tensor, y: Tensor, config: Config, out: Path, device: torch.device) -> Trainer:
+def start_or_resume_training(
+    train: Pairs, held: Pairs | None, config: Config, out: Path, device: torch.device
+) -> Trainer:
     """Return a new training, or that of a folder where it was stopped, or ended.
 
     Arguments:
-        x: The unknowns.
-        y: The observations.
-        config: The settings; a folder of others is refused, whatever the means.
+        train: The pairs to train on.
+        held: The held-out pairs, if any.
+        config: The settings; a folder of others is refused, unless they are
+            :data:`EXECUTION_KEYS`.
         out: The run folder.
         device: Where to train.
     """
     if not out.exists():
-        return prepare(x, y, config, out=out, device=device)
+        return start_training(train, held, config, out=out, device=device)
     run = Run(out)
     for section in ("model", "objective", "training"):
         there, here = (dataclasses.asdict(getattr(c, section)) for c in (run.config, config))
         for key, value in there.items():
-            if value != here[key] and key not in MEANS:
+            if value != here[key] and key not in EXECUTION_KEYS:
                 raise VspairError(
                     f"{out} was trained with other settings: {section}.{key} is {value} there "
                     f"and {here[key]} here. Name another folder by --runs, or remove it."
                 )
-    return resumed(x, y, run, device)
+    return resume_training(train, held, run, device)
 
 
-def _fresh(x: Tensor, y: Tensor, config: Config) -> InverseModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.training.seed)
-        model = build(config.model, tuple(x.shape[1:]), tuple(y.shape[1:]))
-    train, _ = split(len(x), config.training.validation, config.training.seed)
-    model.x_normaliser.fit(x[train], config.model.normalise)
-    model.y_normaliser.fit(y[train], config.model.normalise)
-    Objective(config.objective).prepare(model)
-    return model
-
-
-def _resume(
-    x: Tensor, y: Tensor, out: str | Path | None, device: torch.device, changed: bool
-) -> Trainer:
-    if out is None:
-        raise VspairError("resume = True needs the run folder: give out = FOLDER.")
-    if changed:
-        raise VspairError("A resumed run keeps its configuration: leave out every other setting.")
-    return resumed(x, y, Run(out), device)
-
-
-def resumed(x: Tensor, y: Tensor, run: Run, device: torch.device) -> Trainer:
+def resume_training(train: Pairs, held: Pairs | None, run: Run, device: torch.device) -> Trainer:
     """Return the training of a run folder where it was stopped; at its beginning, if before.
 
     Arguments:
-        x: The unknowns that it was started with.
-        y: The observations that it was started with.
+        train: The pairs to train on that it was started with.
+        held: The held-out pairs that it was started with, if any.
         run: The run folder.
         device: Where to train.
     """
-    shapes, known = (tuple(x.shape[1:]), tuple(y.shape[1:])), run.shapes
-    if shapes != known:
+    if train.shapes != (known := run.shapes):
         raise VspairError(
-            f"x and y have shapes {shapes}; {run.path} was trained on {known}. Give the pairs "
-            "that it was started with."
+            f"x and y have shapes {train.shapes}; {run.path} was trained on {known}. Give the "
+            "pairs that it was started with."
         )
-    if run.pairs != fingerprint(x, y):
+    if run.pairs != _fingerprint(train, held):
         raise VspairError(
             f"These are not the pairs that {run.path} was started with: their number or values "
             "differ. Give the same files, in the same order."
         )
-    trainer = Trainer(_fresh(x, y, run.config).to(device), run.config, x, y, run)
+    trainer = Trainer(_build_model(train, run.config).to(device), run.config, train, held, run)
     if (run.path / "checkpoint.safetensors").exists():
         trainer.resume()
     return trainer
+
+
+def _build_model(train: Pairs, config: Config) -> InverseModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.training.seed)
+        model = build(config.model, *train.shapes)
+    model.x_normaliser.fit(train.x, config.model.normalise)
+    model.y_normaliser.fit(train.y, config.model.normalise)
+    Objective(config.objective).prepare(model)
+    return model
+
+
+def _run_to_resume(out: str | Path | None, changed: bool) -> Run:
+    if out is None:
+        raise VspairError("resume = True needs the run folder: give out = FOLDER.")
+    if changed:
+        raise VspairError("A resumed run keeps its configuration: leave out every other setting.")
+    return Run(out)
+
+
+def _fingerprint(train: Pairs, held: Pairs | None) -> str:
+    """Return what a resumed run knows its pairs again by, those held out included."""
+    return fingerprint(train.x, train.y, *((held.x, held.y) if held else ()))

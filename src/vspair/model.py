@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 class InverseModel(nn.Module, ABC):
-    """What every model has: normalisation, the decoder of x, its width, and a prior weight rho.
+    """What every model has: normalisation, the decoder of x, its noise, and a prior weight rho.
 
     Arguments:
         config: Families and sizes.
@@ -66,16 +66,21 @@ class InverseModel(nn.Module, ABC):
         return None if self.rho_logit is None else torch.sigmoid(self.rho_logit.detach())
 
     @property
-    def width(self) -> Tensor:
+    def noise_std(self) -> Tensor:
         """The decoder's standard deviation s in normalised units, a scalar."""
         return self.log_width.detach().exp()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        return self.log_width.device
 
     def posterior(self, y: Any, *, noise: bool = False) -> LatentPosterior:
         """Return what the model believes of x, given observations in their own units.
 
         Arguments:
             y: One observation of shape y_shape, or a batch of shape (B, *y_shape).
-            noise: Whether samples include the decoder's noise of width s. The paper's do not.
+            noise: Whether samples include the decoder's noise. The paper's do not.
         """
         y, single = self._observations(y)
         with evaluating(self), torch.no_grad():

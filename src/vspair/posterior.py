@@ -268,7 +268,7 @@ class LatentPosterior(Posterior):
             return z[rows], None
         shape = (len(z), *self.model.x_shape)
         unit = torch.randn(shape, dtype=z.dtype, device=z.device, generator=generator)
-        return z[rows], unit[rows] * self.model.width * self.model.x_normaliser.std
+        return z[rows], unit[rows] * self.model.noise_std * self.model.x_normaliser.std
 
     def interval(
         self, level: float = 0.9, n: int = 200, generator: Generator | None = None

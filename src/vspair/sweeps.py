@@ -34,10 +34,10 @@ from vspair import config as configs
 from vspair import runs
 from vspair.claims import Claim, alone
 from vspair.config import Config, PresetName
-from vspair.data import as_pairs, fingerprint, split
+from vspair.data import Pairs, as_pairs, fingerprint, split
 from vspair.errors import VspairError
 from vspair.evaluation import evaluate
-from vspair.fitting import fit, resumed, suggest
+from vspair.fitting import fit, resume_training, split_pairs, suggest_settings
 from vspair.records import Settings, flat, folder_name, mend, read_row, rows, settle
 from vspair.report import sweeps as report
 from vspair.training.interrupts import Interrupted
@@ -170,7 +170,7 @@ class Sweep:
     def resolved(self, x: Tensor, y: Tensor) -> Sweep:
         """Return the sweep with a whole configuration for these pairs, and checked axes."""
         if (base := self.base) in get_args(PresetName):
-            fitting = suggest(tuple(x.shape[1:]), tuple(y.shape[1:]), len(x))
+            fitting = suggest_settings(tuple(x.shape[1:]), tuple(y.shape[1:]), len(x))
             if base == "paper":
                 fitting.pop("objective", None)
             base = configs.override(configs.preset(cast(PresetName, base)), fitting)
@@ -232,7 +232,8 @@ def _finish(sweep: Sweep, trial: Trial, claim: Claim, pairs: list[Tensor], devic
     row: Settings = {"trial": trial.path.name, "settings": trial.settings}
     try:
         try:
-            trainer = resumed(x, y, runs.Run(trial.path), torch.device(device))
+            parts = split_pairs(Pairs(x, y), (run := runs.Run(trial.path)).config)
+            trainer = resume_training(*parts, run, torch.device(device))
         except VspairError:  # nothing to continue, or not on this kind of device
             shutil.rmtree(trial.path, ignore_errors=True)
             fit(x, y, config=trial.config, out=trial.path, device=device, progress=False)

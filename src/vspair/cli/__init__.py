@@ -114,7 +114,7 @@ def fit(
     from vspair.data import load_array
     from vspair.training.interrupts import Interrupted
 
-    given = {
+    given: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,

@@ -214,7 +214,7 @@ def describe(path: str | Path) -> dict[str, dict[str, Any]]:
         "x_size": config.model.x_size,
         "y_size": config.model.y_size,
         "parameters": model.n_parameters,
-        "decoder width": float(model.width),
+        "decoder width": float(model.noise_std),
     }
     if rho is not None:
         sizes["rho"] = float(rho)

@@ -10,18 +10,18 @@ from vspair.errors import VspairError
 from vspair.training.progress import Progress
 from vspair.training.trainer import Trainer
 
-__all__ = ["in_time", "train_together"]
+__all__ = ["deadline_in", "train_side_by_side"]
 
 MOST_LANES = 16
 """Trainings side by side; torch has 32 streams, and two graphs must never share one."""
 
 
-def in_time(minutes: float) -> float | None:
+def deadline_in(minutes: float) -> float | None:
     """Return the time of ``time.monotonic`` that is so many minutes away; none for 0."""
     return time.monotonic() + 60 * minutes if minutes else None
 
 
-def train_together(
+def train_side_by_side(
     trainers: list[Trainer], deadline: float | None = None, show: bool = False
 ) -> bool:
     """Train several models step by step in turn; on a GPU each on a stream of its own.

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 
 from vspair.codes import Code, SpikeSlab
 from vspair.config import Config
-from vspair.data import random_shift, split
+from vspair.data import Pairs, random_shift
 from vspair.errors import VspairError
 from vspair.metrics import energy_score
 from vspair.model import InverseModel, PairedAutoencoder
@@ -52,24 +52,26 @@ class Trainer:
     Arguments:
         model: The model; its normalisation is set already.
         config: Objective and training.
-        x: Unknowns in their own units, with shape (N, *x_shape).
-        y: Observations in their own units, with shape (N, *y_shape).
+        train: Pairs to train on, in their own units.
+        held: Pairs to compare epochs by, in their own units; none where not given.
         run: Where to save; nothing is saved without it.
     """
 
     def __init__(
-        self, model: InverseModel, config: Config, x: Tensor, y: Tensor, run: Run | None = None
+        self,
+        model: InverseModel,
+        config: Config,
+        train: Pairs,
+        held: Pairs | None = None,
+        run: Run | None = None,
     ) -> None:
         self.model, self.config, self.run = model, config, run
-        self.device = model.log_width.device
+        self.device = model.device
         self._check_augment()
-        train, held = split(len(x), config.training.validation, config.training.seed)
-        with torch.no_grad():
-            x, y = model.x_normaliser(x.to(self.device)), model.y_normaliser(y.to(self.device))
-        self.x, self.y = x[train], y[train]
-        self.x_held, self.y_held = x[held], y[held]
-        if len(self.x) < 2:
-            raise VspairError(f"{len(self.x)} pairs are left to train on: expected at least 2.")
+        if len(train) < 2:
+            raise VspairError(f"{len(train)} pairs are left to train on: expected at least 2.")
+        self.x, self.y = self._normalised(train, "train")
+        self.x_held, self.y_held = self._normalised(train[:0] if held is None else held, "held")
         self.steps = self._steps()
         self._two_stages = config.training.stages == "two-stage" and isinstance(
             model, PairedAutoencoder
@@ -85,6 +87,18 @@ class Trainer:
         self.parameters = list(model.parameters())
         self.trainable = [p.requires_grad for p in self.parameters]
         self.optimiser = self._adam()
+
+    @torch.no_grad()
+    def _normalised(self, pairs: Pairs, name: str) -> tuple[Tensor, Tensor]:
+        """Return pairs as the networks see them, on the device."""
+        shapes = self.model.x_shape, self.model.y_shape
+        if pairs.shapes != shapes:
+            raise VspairError(
+                f"{name}: x and y have shapes {pairs.shapes}: expected {shapes}, those of the "
+                "model."
+            )
+        x, y = pairs.x.to(self.device), pairs.y.to(self.device)
+        return self.model.x_normaliser(x), self.model.y_normaliser(y)
 
     def _check_augment(self) -> None:
         """Refuse shifts of what is not an image, or where each pixel has a scale of its own."""

@@ -308,8 +308,8 @@ def _whole(bench: Bench, model: InverseModel) -> dict[str, Tensor]:
     parts = {"train": data.plain, "validation": data.validation, "test": data.test}
     post = codes(model, data.test.y)
     row = code_row(post, generator) | overfitting(model, parts, bench.scale.samples)
-    row |= {"parameters": model.n_parameters, "width": float(model.width)}
-    row["noise"] = float((model.width * model.x_normaliser.std).mean())
+    row |= {"parameters": model.n_parameters, "width": float(model.noise_std)}
+    row["noise"] = float((model.noise_std * model.x_normaliser.std).mean())
     rows = shown(bench)
     rows = rows[torch.linspace(0, len(rows) - 1, WALKED).round().long()]
     dims = leading(post, rows)

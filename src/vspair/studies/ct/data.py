@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from vspair.data import fingerprint, split
+from vspair.data import fingerprint
 from vspair.datasets.lodopab import PAPER_TEST, PAPER_TRAIN, load_slices
 from vspair.errors import VspairError
 from vspair.problems.ct import CtPairs, CtProblem, Geometry
@@ -41,7 +41,6 @@ __all__ = [
     "SMOKE",
     "CtData",
     "Scale",
-    "arrange",
     "augment",
     "bin_of",
     "draw",
@@ -198,28 +197,6 @@ def split_patients(
     chosen = chosen or [names[counts.argmin()]]
     inside = torch.from_numpy(np.isin(patient, chosen))
     return torch.nonzero(~inside)[:, 0], torch.nonzero(inside)[:, 0]
-
-
-def arrange(train: CtPairs, held: CtPairs, seed: int) -> tuple[Tensor, Tensor, float]:
-    """Return pairs in such an order that training holds out those that are to be held out.
-
-    A training draws its held-out pairs by :func:`vspair.data.split`, whatever they are; here the
-    validation pairs are put where it will look.
-
-    Arguments:
-        train: N pairs to train on.
-        held: M pairs to hold out.
-        seed: Of the training.
-
-    Returns:
-        x with shape (N + M, R, C), y with shape (N + M, A, D), and the share to hold out.
-    """
-    n = len(train.x) + len(held.x)
-    share = len(held.x) / n
-    places = torch.cat(split(n, share, seed))
-    x, y = (torch.empty(n, *t.shape[1:], dtype=t.dtype) for t in (train.x, train.y))
-    x[places], y[places] = torch.cat((train.x, held.x)), torch.cat((train.y, held.y))
-    return x, y, share
 
 
 def edges(noise: float) -> list[float]:

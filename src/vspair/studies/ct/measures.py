@@ -95,7 +95,7 @@ def wider(
 ) -> dict[str, Tensor]:
     """Return the measures of samples to which the decoder's noise is added, shape (B,) each."""
     unit = torch.randn(drawn.shape, generator=generator, device=drawn.device, dtype=drawn.dtype)
-    noisy = drawn + unit * model.width * model.x_normaliser.std
+    noisy = drawn + unit * model.noise_std * model.x_normaliser.std
     beyond = excess(drawn.mean(0), noisy.std(0), x)
     return {
         "crps_with_noise": _per_image(crps(noisy, x)),
@@ -145,7 +145,7 @@ def overfitting(
         ``inversion_NAME``, that of the mean of samples given y.
     """
     assert isinstance(model, PairedAutoencoder)
-    device, row = model.log_width.device, {}
+    device, row = model.device, {}
     for name, part in pairs.items():
         generator, sums = Generator(device).manual_seed(0), [0.0, 0.0]
         for x, y in zip(part.x.split(CHUNK), part.y.split(CHUNK), strict=True):

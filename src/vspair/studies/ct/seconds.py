@@ -38,7 +38,7 @@ def _vspair(bench: Bench, preset: str) -> InverseModel:
     trained = load_vspair(bench, preset)
     if trained is not None:
         return trained
-    config = vspair_config(preset, bench.scale, 0.0)
+    config = vspair_config(preset, bench.scale)
     return build(config.model, GEOMETRY.shape, GEOMETRY.sinogram_shape).to(bench.device).eval()
 
 

@@ -30,7 +30,7 @@ from vspair.studies.ct.training import (
     train_regression_in_time,
 )
 from vspair.studies.results import write_summary
-from vspair.training.side_by_side import in_time
+from vspair.training.side_by_side import deadline_in
 
 __all__ = ["SMOKE", "STAGES", "Scale", "report", "reproduce"]
 
@@ -101,7 +101,7 @@ def reproduce(
     stages = only.split(",") if only else list(STAGES)
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise VspairError(f"only = {unknown[0]!r}: expected some of {', '.join(STAGES)}.")
-    deadline, scale = in_time(minutes), scale or Scale()
+    deadline, scale = deadline_in(minutes), scale or Scale()
     work = [stage for stage in stages if stage in _WORK]
     if work:
         where = runs.pick_device(device)

@@ -19,19 +19,19 @@ from torch import Tensor
 from vspair import config as configs
 from vspair import runs
 from vspair.config import Config
-from vspair.data import fingerprint
+from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
-from vspair.fitting import continued
+from vspair.fitting import start_or_resume_training
 from vspair.methods.dps import Prior, train_prior
 from vspair.methods.fbp import Fbp
 from vspair.methods.regression import Regression, train_regression
 from vspair.model import InverseModel
 from vspair.networks.unet import WIDTHS
 from vspair.problems.ct import CtPairs
-from vspair.studies.ct.data import GEOMETRY, CtData, Scale, arrange
+from vspair.studies.ct.data import GEOMETRY, CtData, Scale
 from vspair.training.batch_norms import refresh_norms
 from vspair.training.networks_loop import Plan, Trainable
-from vspair.training.side_by_side import train_together
+from vspair.training.side_by_side import train_side_by_side
 from vspair.training.trainer import Trainer
 
 __all__ = [
@@ -128,18 +128,17 @@ class Bench:
 # -- vsPAIR ---------------------------------------------------------------------------------
 
 
-def vspair_config(preset: str, scale: Scale, share: float) -> Config:
+def vspair_config(preset: str, scale: Scale) -> Config:
     """Return the configuration of a preset at a scale.
 
     Arguments:
         preset: ``paper``, ``calibrated``, or another name of a shipped configuration.
         scale: How much to train.
-        share: The share of the pairs that is held out.
     """
     config = configs.shipped(f"ct-{preset}")
     copies = scale.copies if preset == "calibrated" else 1
     epochs = over_copies(scale.epochs or config.training.epochs, copies)
-    changes: dict[str, Any] = {"training": {"validation": share, "epochs": epochs}}
+    changes: dict[str, Any] = {"training": {"epochs": epochs}}
     if scale.small:
         changes["model"] = _TINY
         changes["objective"] = {"active": 6} if preset == "calibrated" else {}
@@ -157,19 +156,19 @@ def vspair_trainer(
         out: The run folder.
         changes: Other values for some keys of the configuration, by section.
     """
-    fast, wanted = bench.device.type == "cuda", configs.shipped(f"ct-{preset}")
-    pairs = bench.pairs(preset)
-    x, y, share = arrange(pairs, bench.data.validation, wanted.training.seed)
+    fast = bench.device.type == "cuda"
+    train, held = (Pairs(p.x, p.y) for p in (bench.pairs(preset), bench.data.validation))
     how: dict[str, Any] = {"capture": fast, "compile": bench.compiles}
     how["precision"] = "bfloat16" if fast else "float32"
-    config = configs.override(vspair_config(preset, bench.scale, share), {"training": how})
-    return continued(x, y, configs.override(config, changes or {}), out, bench.device)
+    config = configs.override(vspair_config(preset, bench.scale), {"training": how})
+    config = configs.override(config, changes or {})
+    return start_or_resume_training(train, held, config, out, bench.device)
 
 
 def train_preset(bench: Bench, preset: str) -> bool:
     """Train a preset into its run folder; return whether it is trained to its end."""
     trainer = vspair_trainer(bench, preset, bench.folder / preset)
-    return trainer.finished or train_together([trainer], bench.deadline, bench.show)
+    return trainer.finished or train_side_by_side([trainer], bench.deadline, bench.show)
 
 
 def load_vspair(bench: Bench, preset: str) -> InverseModel | None:

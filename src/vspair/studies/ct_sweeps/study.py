@@ -31,7 +31,7 @@ from torch import Tensor
 from vspair import runs
 from vspair.claims import Claim, alone
 from vspair.errors import VspairError
-from vspair.fitting import MEANS
+from vspair.fitting import EXECUTION_KEYS
 from vspair.problems.ct import CtPairs, Geometry
 from vspair.records import Settings, agree, flat
 from vspair.studies.ct.data import GEOMETRY, HALF, SMOKE, Scale, draw
@@ -39,7 +39,7 @@ from vspair.studies.ct.tables import NAMES
 from vspair.studies.ct.training import Bench, vspair_config, vspair_trainer
 from vspair.studies.ct_sweeps.measures import measure, simple_errors
 from vspair.studies.ct_sweeps.tables import GAMMAS, VALUES, Answers, write
-from vspair.training.side_by_side import MOST_LANES, in_time, train_together
+from vspair.training.side_by_side import MOST_LANES, deadline_in, train_side_by_side
 from vspair.training.trainer import Trainer
 
 __all__ = [
@@ -92,7 +92,8 @@ _ELSEWHERE = "Name another folder by --runs, or give the same settings and slice
 
 _UNSHARED = {
     "objective.alpha0", "objective.beta0", "objective.gamma_x", "model.x_network.depth",
-    "model.y_network.depth", "training.validation", *(f"training.{name}" for name in MEANS),
+    "model.y_network.depth", "training.validation",
+    *(f"training.{name}" for name in EXECUTION_KEYS),
 }  # fmt: skip
 
 
@@ -137,7 +138,7 @@ def reproduce(
         raise VspairError(f"only = {only!r}: expected one of {', '.join(STAGES)}.")
     if not 1 <= lanes <= MOST_LANES:
         raise VspairError(f"lanes = {lanes}: expected 1 to {MOST_LANES}.")
-    deadline, scale = in_time(minutes), scale or Scale(copies=1)
+    deadline, scale = deadline_in(minutes), scale or Scale(copies=1)
     geometry = HALF if half else GEOMETRY
     if only == "report":
         return report(out, folder / "answers", geometry)
@@ -197,7 +198,7 @@ def report(out: Path, answers: Path, geometry: Geometry = GEOMETRY) -> str:
 
 def _settings(bench: Bench) -> Settings:
     """Return what all answers of a folder have in common."""
-    scale, config = bench.scale, vspair_config(PRESET, bench.scale, 0.0)
+    scale, config = bench.scale, vspair_config(PRESET, bench.scale)
     shared = {key: value for key, value in flat(config).items() if key not in _UNSHARED}
     shared |= {"geometry": bench.data.problem.geometry.describe(), "small": scale.small}
     shared |= {"samples": scale.samples, "noise": scale.noise}
@@ -343,7 +344,7 @@ def _finish(
     if all(trainer.finished for trainer in trainers):
         needed = 0.0  # or a time too short to answer in would never answer
     try:
-        if not train_together(trainers, bench.deadline, bench.show):
+        if not train_side_by_side(trainers, bench.deadline, bench.show):
             for trainer in trainers:
                 if trainer.finished and not trainer.write_end:
                     trainer.save()  # the others are saved

@@ -20,6 +20,8 @@ from torch import Generator, Tensor, nn
 from vspair import config as configs
 from vspair.codes import Normal
 from vspair.config import Config
+from vspair.data import Pairs
+from vspair.fitting import split_pairs
 from vspair.model import PairedAutoencoder, build
 from vspair.objective import Objective
 from vspair.problems.gaussian import GaussianProblem
@@ -70,7 +72,8 @@ def _paired(problem: GaussianProblem, epochs: int, size: int) -> PairedAutoencod
         assert isinstance(model, PairedAutoencoder)
         model.x_encoder = AffineEncoder(2, size)  # type: ignore[assignment]
     Objective(config.objective).prepare(model)
-    Trainer(model, config, *problem.pairs(1024, 10, seed=1)).train(show=False)
+    pairs = Pairs(*problem.pairs(1024, 10, seed=1))
+    Trainer(model, config, *split_pairs(pairs, config)).train(show=False)
     return model
 
 
@@ -85,7 +88,8 @@ def _refitted(
         training={"stages": "two-stage", "first_stage": 0.0},
     )
     model = deepcopy(model)
-    Trainer(model, config, *problem.pairs(1024, 10, seed=1)).train(show=False)
+    pairs = Pairs(*problem.pairs(1024, 10, seed=1))
+    Trainer(model, config, *split_pairs(pairs, config)).train(show=False)
     return model
 
 

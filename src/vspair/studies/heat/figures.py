@@ -41,7 +41,7 @@ def numbers(model: InverseModel, test: HeatPairs, images: Mapping[str, Tensor]) 
     """
     post, few = model.posterior(test.y), model.posterior(test.y[:SHOWN])
     assert isinstance(few.code, SpikeSlab)
-    drawn = few.sample(FEW, Generator(model.log_width.device).manual_seed(0))
+    drawn = few.sample(FEW, Generator(model.device).manual_seed(0))
     dims = leading(post)
     centre, change = perturbed(post, torch.arange(WALKED), dims)
     found = {

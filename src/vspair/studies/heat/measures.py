@@ -108,8 +108,8 @@ def measure(
         The numbers by name, and for each test pair ``mse``, ``mse_mean``, ``variance``,
         ``variance_inside``, ``error_inside`` and ``area_inside``, each with shape (B,).
     """
-    generator = Generator(model.log_width.device).manual_seed(seed)
-    post, x = model.posterior(test.y), test.x.to(model.log_width.device)
+    generator = Generator(model.device).manual_seed(seed)
+    post, x = model.posterior(test.y), test.x.to(model.device)
     drawn = post.sample(samples, generator)
     images = _per_image(drawn, x, test.source.disc(x.shape[-1]).to(x.device))
     row = {k: float(v.double().mean()) for k, v in images.items()}

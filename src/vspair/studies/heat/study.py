@@ -23,13 +23,14 @@ import torch
 from vspair import config as configs
 from vspair import runs
 from vspair.config import Config
+from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.fitting import continued
+from vspair.fitting import split_pairs, start_or_resume_training
 from vspair.problems.heat import PAPER_TEST, PAPER_TRAIN, HeatPairs, HeatProblem
 from vspair.studies.heat.figures import illustrate, numbers
 from vspair.studies.heat.measures import FLOORS, floors, measure
 from vspair.studies.results import Row, epochs_in_words, markdown, write_summary
-from vspair.training.side_by_side import MOST_LANES, in_time, train_together
+from vspair.training.side_by_side import MOST_LANES, deadline_in, train_side_by_side
 from vspair.training.trainer import Trainer
 
 __all__ = [
@@ -197,7 +198,7 @@ def train(
     for start in range(0, len(jobs), MOST_LANES):
         some = jobs[start : start + MOST_LANES]
         lanes = [_trainer(job, folder, scale, where, fast) for job in some]
-        if not train_together([t for t in lanes if t is not None], deadline):
+        if not train_side_by_side([t for t in lanes if t is not None], deadline):
             return False
     return True
 
@@ -207,10 +208,11 @@ def _trainer(
 ) -> Trainer | None:
     """Return a training that is new or was stopped, or nothing where it is done."""
     _, pairs, _ = draw(job.noise, job.seed, scale)
-    means: dict[str, Any] = {"capture": device.type == "cuda"}
-    means["precision"] = "bfloat16" if fast else "float32"
-    config = configs.override(job.config(scale), {"training": means})
-    trainer = continued(pairs.x, pairs.y, config, folder / job.label, device)
+    execution: dict[str, Any] = {"capture": device.type == "cuda"}
+    execution["precision"] = "bfloat16" if fast else "float32"
+    config = configs.override(job.config(scale), {"training": execution})
+    parts = split_pairs(Pairs(pairs.x, pairs.y), config)
+    trainer = start_or_resume_training(*parts, config, folder / job.label, device)
     return None if trainer.finished else trainer
 
 
@@ -248,7 +250,7 @@ def reproduce(
     runs.make_folder(out)
     scale, jobs = scale or Scale(), plan(seeds, only)
     how: dict[str, Any] = {"scale": scale, "device": device, "fast": fast}
-    if not train(jobs, folder, deadline=in_time(minutes), **how):
+    if not train(jobs, folder, deadline=deadline_in(minutes), **how):
         return None
     rows, shown = _floor_rows(jobs, scale), {}
     measured = []

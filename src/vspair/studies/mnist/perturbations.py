@@ -73,7 +73,7 @@ def compare(
 @torch.no_grad()
 def measure(model: InverseModel, data: InpaintingData, seed: int = 0) -> list[dict[str, Any]]:
     """Return the localisation table's values of a model, one row for each base and factor."""
-    device = model.log_width.device
+    device = model.device
     generator = Generator(device).manual_seed(seed)
     x, y = data.x_test.to(device), data.y_test.to(device)
     post, region = model.posterior(y), InpaintingProblem.changed(x, y)

@@ -17,7 +17,7 @@ from vspair import runs
 from vspair.errors import VspairError
 from vspair.problems.inpainting import InpaintingData
 from vspair.studies.mnist import study
-from vspair.training.side_by_side import MOST_LANES, in_time
+from vspair.training.side_by_side import MOST_LANES, deadline_in
 
 __all__ = ["READINGS", "compare", "table"]
 
@@ -119,7 +119,7 @@ def compare(
             "Name another folder by --out."
         )
     work = jobs(names)
-    deadline = in_time(minutes)
+    deadline = deadline_in(minutes)
     where: dict[str, Any] = {"device": device, "fast": True, "epochs": epochs}
     if not study.train(work, data, folder, deadline=deadline, **where):
         return None

@@ -20,15 +20,16 @@ from vspair import config as configs
 from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.config import Config
+from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.fitting import continued
+from vspair.fitting import split_pairs, start_or_resume_training
 from vspair.metrics import central_interval, coverage, crps
 from vspair.model import InverseModel, PairedAutoencoder
 from vspair.posterior import LatentPosterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem, floors
 from vspair.studies.mnist.figures import illustrate, scattered
 from vspair.studies.results import Row, epochs_in_words, markdown, write_summary
-from vspair.training.side_by_side import in_time, train_together
+from vspair.training.side_by_side import deadline_in, train_side_by_side
 from vspair.training.trainer import Trainer
 from vspair.uncertainty import (
     always_active,
@@ -169,7 +170,7 @@ def train(
     """
     where = runs.pick_device(device)
     trainers = [_trainer(job, data, folder / job.label, where, fast, epochs) for job in jobs]
-    return train_together([t for t in trainers if t is not None], deadline)
+    return train_side_by_side([t for t in trainers if t is not None], deadline)
 
 
 def _trainer(
@@ -181,7 +182,8 @@ def _trainer(
     if fast and device.type == "cuda":
         changes |= {"capture": True, "precision": "bfloat16"}
     config = configs.override(job.config, {"training": changes})
-    trainer = continued(data.x_train, data.y_train, config, out, device)
+    parts = split_pairs(Pairs(data.x_train, data.y_train), config)
+    trainer = start_or_resume_training(*parts, config, out, device)
     return None if trainer.finished else trainer
 
 
@@ -237,7 +239,7 @@ def measure(
         seed: Fixes samples.
         chunk: Images that are treated at once.
     """
-    device = model.log_width.device
+    device = model.device
     generator = Generator(device).manual_seed(seed)
     parts = []
     for x, y in zip(data.x_test.split(chunk), data.y_test.split(chunk), strict=True):
@@ -279,7 +281,7 @@ def _row(model: InverseModel, data: InpaintingData, images: dict[str, Tensor]) -
 @torch.no_grad()
 def _checks(model: InverseModel, data: InpaintingData) -> dict[str, float]:
     """Return what explains a row: batch norm's train/eval gap, and the autoencoder alone."""
-    device = model.log_width.device
+    device = model.device
     x, y = data.x_test[:2048].to(device), data.y_test[:2048].to(device)
     seen = {"parameters": float(model.n_parameters)}
     if isinstance(model, PairedAutoencoder):
@@ -340,7 +342,7 @@ def reproduce(
     counts = seeds or dict.fromkeys(NAMES, 1)
     jobs = [Job(name, shipped(name), seed) for name, n in counts.items() for seed in range(n)]
     more: dict[str, Any] = {"device": device, "fast": fast, "epochs": epochs}
-    if not train(jobs, data, folder, deadline=in_time(minutes), **more):
+    if not train(jobs, data, folder, deadline=deadline_in(minutes), **more):
         return None
     measured, shown = [], {}
     for job in jobs:
