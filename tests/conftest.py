@@ -11,7 +11,6 @@ from torch import Tensor
 from vspair import config as configs
 from vspair.problems.gaussian import GaussianProblem
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
-from vspair.studies.mnist import study as mnist
 
 # The same examples in every run, and no time limit for an example on a busy machine.
 settings.register_profile("vspair", deadline=None, derandomize=True, database=None)
@@ -72,6 +71,8 @@ def digits() -> InpaintingData:
 @pytest.fixture
 def small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
     """The MNIST study's configurations with few latent dimensions and narrow networks."""
+    from vspair.studies.mnist import study as mnist
+
     plain = mnist.shipped
 
     def shipped(name: str) -> configs.Config:
