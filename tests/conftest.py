@@ -27,6 +27,24 @@ _GLOBAL_STATE: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the contracts of models and methods run elsewhere: ``--device cuda --dtype float64``."""
+    parser.addoption("--device", default="cpu", help="Where contracts compute.")
+    parser.addoption("--dtype", default="float32", help="What contracts compute in.")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where contracts compute."""
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """What contracts compute in."""
+    return getattr(torch, request.config.getoption("--dtype"))
+
+
 @pytest.fixture(autouse=True)
 def guard() -> Iterator[None]:
     """Seed torch; fail a test that changes what every other test relies on."""

@@ -82,22 +82,22 @@ class InverseModel(nn.Module, ABC):
             y: One observation of shape y_shape, or a batch of shape (B, *y_shape).
             noise: Whether samples include the decoder's noise. The paper's do not.
         """
-        y, single = self._observations(y)
+        y, single = self._batch(y, "y", self.y_shape, "observations")
         with evaluating(self), torch.no_grad():
             code = self.latent(self.y_normaliser(y))
         return LatentPosterior(self, code, noise=noise, single=single)
 
-    def _observations(self, y: Any) -> tuple[Tensor, bool]:
-        y = as_array(y, "y")
-        shape = tuple(y.shape)
-        single = shape == self.y_shape
-        if not single and shape[1:] != self.y_shape:
+    def _batch(self, values: Any, name: str, shape: Shape, words: str) -> tuple[Tensor, bool]:
+        """Return one datum or a batch of them as a batch, and whether it was one."""
+        values = as_array(values, name)
+        given = tuple(values.shape)
+        single = given == shape
+        if not single and given[1:] != shape:
             raise VspairError(
-                f"y has shape {shape}: this model was trained on observations of shape "
-                f"{self.y_shape}. Give one of that shape, or a batch with it behind the first "
-                "dimension."
+                f"{name} has shape {given}: this model was trained on {words} of shape {shape}. "
+                "Give one of that shape, or a batch with it behind the first dimension."
             )
-        data = as_data(y[None] if single else y, "y")
+        data = as_data(values[None] if single else values, name)
         return data.to(self.log_width), single
 
     @property
@@ -141,6 +141,32 @@ class PairedAutoencoder(InverseModel):
 
     def answers(self) -> list[nn.Module]:  # noqa: D102
         return [self.y_encoder, self.inverse_map, self.x_decoder]
+
+    def predict_y(self, x: Any) -> Tensor:
+        """Return what would be observed of unknowns, by the learned surrogate of the experiment.
+
+        The way is that of an answer, reversed: x encoder, forward map, y decoder, each at its
+        mean. Comparing ``predict_y(posterior.mean())`` with y checks an answer against what was
+        observed, without the operator. It needs ``model.forward_map = true`` in training; with
+        the calibrated preset, ``objective.gamma_y = 0.01`` too, so that the code of y keeps all
+        that is to be predicted.
+
+        Arguments:
+            x: One unknown of shape x_shape, or a batch of shape (B, *x_shape), in its own units.
+
+        Returns:
+            Observations in their own units, with shape y_shape or (B, *y_shape).
+        """
+        if self.forward_map is None:
+            raise VspairError(
+                "This model has no forward map to predict y with. Train it with "
+                "model.forward_map = true in its configuration."
+            )
+        x, single = self._batch(x, "x", self.x_shape, "unknowns")
+        with evaluating(self), torch.no_grad():
+            code = self.forward_map(self.x_encoder(self.x_normaliser(x)))
+            y = self.y_normaliser.inverse(self.y_decoder(code.mean))
+        return y.squeeze(0) if single else y
 
     def maps(self) -> list[nn.Module]:
         """Return the latent maps: what the second of two stages trains."""
