@@ -15,9 +15,8 @@ from vspair.codes import Normal, Point, SpikeSlab
 from vspair.config import ModelConfig
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
-from vspair.networks import NetworkConfig
+from vspair.networks import LatentMoves, NetworkConfig, squared_changes
 from vspair.posterior import LatentPosterior
-from vspair.uncertainty.changes import _Changes
 from vspair.uncertainty.perturbation import Dims
 
 Kind = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR"]
@@ -183,34 +182,62 @@ def test_perturb_takes_other_factors_in_each_image() -> None:
 @kinds
 @networks
 @dtypes
+def test_a_traversal_moves_the_mean_code(
+    kind: Kind, network: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    post = make(kind, network, dtype)
+    steps, sigma = (-2.0, 0.0, 1.5), post.parameters()["sigma"]
+    dims = torch.tensor([[0, 1], [2, 3], [4, 5], [6, 0]])
+    x = u.traversal(post, dims, steps)
+    assert x.shape == (BATCH, 2, 3, *post.model.x_shape)
+    for b in range(BATCH):
+        for k, dim in enumerate(dims[b]):
+            for s, step in enumerate(steps):
+                z = post.code.mean[b].clone()
+                z[dim] += step * sigma[b, dim]
+                close(x[b, k, s], post.decode(z), tolerance)
+    close(u.traversal(post, [5, 2], steps)[2, 0], x[2, 1], tolerance)
+
+
+@kinds
+@networks
+@dtypes
 @pytest.mark.parametrize("factor", [1.0, -1.0, 4.0])
-def test_sensitivity_is_the_mean_squared_change(
+def test_squared_changes_are_those_of_full_decodes(
     kind: Kind, network: str, dtype: torch.dtype, tolerance: float, factor: float
 ) -> None:
     post = make(kind, network, dtype)
-    expected = naive(post, post.code.mean, factor).square().flatten(2).mean(2)
-    close(u.sensitivity(post, factor), expected, tolerance)
-    z = post.code.rsample(seeded())
-    expected = naive(post, z, factor).square().flatten(2).mean(2)
-    changes = u.sensitivity(post, factor, base="sample", generator=seeded())
-    close(changes, expected, tolerance)
-    assert torch.equal(changes, u.sensitivity(post, factor, base=z))
-    assert (changes[z == 0] == 0).all()
-    assert changes.dtype == dtype
+    model, pixels = post.model, math.prod(post.model.x_shape)
+    weights = torch.full((BATCH, 1, pixels), 1 / pixels)
+    for z in (post.code.mean, post.code.rsample(seeded())):
+        expected = naive(post, z, factor).square().flatten(2).mean(2)
+        std = model.x_normaliser.std
+        changes = squared_changes(model.x_decoder, std, z, factor * z, weights).squeeze(-1)
+        close(changes, expected, tolerance)
+        assert (changes[z == 0] == 0).all()
+        assert changes.dtype == dtype
+
+
+@networks
+def test_several_moves_are_carried_at_once(network: str) -> None:
+    post = make("vsPAIR", network, torch.float64)
+    decoder, z = post.model.eval().x_decoder, post.code.mean
+    shifts = torch.randn(BATCH, SIZE, 3, dtype=torch.float64) * (torch.rand(BATCH, SIZE, 1) < 0.6)
+    seen = torch.zeros(BATCH, SIZE, dtype=torch.bool)
+    with torch.no_grad():
+        for rows, dims, change in LatentMoves(decoder, chunk=3)(z, shifts):
+            seen[rows, dims] = True
+            for i, (row, dim) in enumerate(zip(rows, dims, strict=True)):
+                moved = z[row].repeat(3, 1)
+                moved[:, dim] += shifts[row, dim]
+                close(change[i], (decoder(moved) - decoder(z[row : row + 1])).flatten(1), 1e-10)
+    assert torch.equal(seen, (shifts != 0).any(-1))
 
 
 def test_several_perturbations_are_averaged() -> None:
-    post = make("vPAIR")
-    parts = torch.stack([u.sensitivity(post, f) for f in (-2.0, 0.5)])
-    close(u.sensitivity(post, (-2.0, 0.5)), parts.mean(0), 1e-6)
-
-
-def test_most_sensitive_names_what_is_allowed() -> None:
-    changes = torch.tensor([[3.0, 0.0, 5.0, 4.0], [1.0, 2.0, math.nan, 0.0]])
-    assert u.most_sensitive(changes, 3).tolist() == [[2, 3, 0], [1, 0, -1]]
-    allowed = torch.tensor([[True, True, False, True], [False, True, True, True]])
-    assert u.most_sensitive(changes, 2, allowed).tolist() == [[3, 0], [1, -1]]
-    assert u.most_sensitive(changes, 1, allowed[0]).tolist() == [[3], [1]]
+    post, region = make("vPAIR"), EYE
+    parts = torch.stack([u.localisation(post, region, f).inside for f in (-2.0, 0.5)])
+    close(u.localisation(post, region, (-2.0, 0.5)).inside, parts.mean(0), 1e-6)
 
 
 # -- localisation -----------------------------------------------------------------------------
@@ -311,9 +338,11 @@ def test_dims_can_be_given_in_three_ways() -> None:
 def test_both_kinds_of_decoder_are_taken_apart() -> None:
     sizes = {"vector": (1, 7), "mlp": (1, 10), "conv": (5, 9), "deep": (5, 13), "affine": (5, 5)}
     for name, expected in sizes.items():
-        changes = _Changes(make("PAIR", name).model.eval().x_decoder, None)
-        assert (changes.cut, len(changes.steps)) == expected
-    assert _Changes(nn.Identity(), None).cut == 0
+        moves = LatentMoves(make("PAIR", name).model.eval().x_decoder)
+        assert (moves.cut, len(moves.steps)) == expected
+        assert moves.affine == (name == "affine")
+    assert LatentMoves(nn.Identity()).cut == 0
+    assert LatentMoves(nn.Linear(2, 3)).affine
 
 
 # -- localisation that is known exactly -------------------------------------------------------
@@ -473,7 +502,9 @@ ANALYSES: dict[str, Callable[[LatentPosterior, Generator], Any]] = {
     "draw_active": lambda p, g: u.draw_active(p, 3, g),
     "nnz": u.nnz,
     "perturb": lambda p, g: u.perturb(p, [1, 2], (0.0, 2.0), 3, g),
-    "sensitivity": lambda p, g: u.sensitivity(p, base="sample", generator=g),
+    "traversal": lambda p, g: u.traversal(p, [1, 2], (-1.0, 2.0)),
+    "split": lambda p, g: p.split(3, g).structural,
+    "factors": lambda p, g: p.factors(2).effect,
     "localisation": lambda p, g: (
         u.localisation(p, torch.eye(5, 6, dtype=torch.bool), base="sample", generator=g).inside
     ),
@@ -501,7 +532,7 @@ def test_a_single_observation_is_a_batch_of_one() -> None:
     model = make("vsPAIR").model
     y, region = torch.randn(6), torch.eye(5, 6, dtype=torch.bool)
     one, batch = model.posterior(y), model.posterior(y[None])
-    assert torch.equal(u.sensitivity(one), u.sensitivity(batch))
+    assert torch.equal(u.traversal(one, [0], (1.0,)), u.traversal(batch, [0], (1.0,)))
     ratio = u.localisation(one, region).ratio
     torch.testing.assert_close(ratio, u.localisation(batch, region[None]).ratio, equal_nan=True)
     assert u.perturb(one, [0], (1.0,), 2).shape == (1, 1, 1, 5, 6)
@@ -550,14 +581,14 @@ MISTAKES: dict[str, tuple[Callable[[LatentPosterior], Any], str]] = {
     "mask as index": (lambda p: u.perturb(p, torch.ones(SIZE) > 0, (1.0,)), "dims"),
     "float index": (lambda p: u.perturb(p, torch.ones(2), (1.0,)), "dims"),
     "index shape": (lambda p: u.perturb(p, torch.zeros(3, 2).long(), (1.0,)), "shape"),
-    "mask shape": (lambda p: u.sensitivity(p, dims=torch.ones(3) > 0), "mask"),
-    "factor": (lambda p: u.sensitivity(p, math.nan), "factor"),
+    "mask shape": (lambda p: u.localisation(p, EYE, dims=torch.ones(3) > 0), "mask"),
+    "factor": (lambda p: u.localisation(p, EYE, math.nan), "factor"),
     "no factors": (lambda p: u.perturb(p, [0], ()), "factor"),
     "no draws": (lambda p: u.perturb(p, [0], (1.0,), 0), "samples"),
-    "base": (lambda p: u.sensitivity(p, base="median"), "base"),  # type: ignore[arg-type]
-    "base shape": (lambda p: u.sensitivity(p, base=torch.zeros(2, 3)), "base"),
-    "chunk": (lambda p: u.sensitivity(p, chunk=0), "chunk"),
-    "k": (lambda p: u.most_sensitive(u.sensitivity(p), SIZE + 1), "k ="),
+    "base": (lambda p: u.localisation(p, EYE, base="median"), "base"),  # type: ignore[arg-type]
+    "base shape": (lambda p: u.localisation(p, EYE, base=torch.zeros(2, 3)), "base"),
+    "chunk": (lambda p: u.localisation(p, EYE, chunk=0), "chunk"),
+    "steps": (lambda p: u.traversal(p, [0], (math.inf,)), "factor"),
     "two points": (lambda p: u.uncertainty_error(torch.rand(2), torch.rand(2)), "three"),
     "shapes": (lambda p: u.uncertainty_error(torch.rand(4), torch.rand(5)), "shape"),
     "same errors": (lambda p: u.uncertainty_error(torch.rand(4), torch.ones(4)), "same"),

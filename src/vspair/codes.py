@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-__all__ = ["Code", "Family", "FamilyName", "GateName", "Normal", "Point", "SpikeSlab"]
+__all__ = ["Code", "Family", "FamilyName", "GateName", "Normal", "Point", "SpikeSlab", "gated"]
 
 FamilyName = Literal["point", "normal", "spikeslab"]
 GateName = Literal["sigmoid", "exponential"]
@@ -285,6 +285,15 @@ class SpikeSlab(Code):
         rho = torch.as_tensor(rho, dtype=self.mu.dtype, device=self.mu.device)
         logit = torch.logit(rho, eps=1e-7)
         return self.kl_slab() + self.kl_gate(logit)
+
+
+def gated(code: Code) -> SpikeSlab:
+    """Return a code as one with gates: those of a dense code never close."""
+    if isinstance(code, SpikeSlab):
+        return code
+    never = torch.full_like(code.mean, -math.inf)
+    logvar = code.logvar if isinstance(code, Normal) else never
+    return SpikeSlab(code.mean, logvar, torch.zeros_like(never), never)
 
 
 _FAMILIES: dict[FamilyName, type[Code]] = {

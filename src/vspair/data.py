@@ -28,6 +28,7 @@ __all__ = [
     "as_array",
     "as_data",
     "as_pairs",
+    "batch_mask",
     "fingerprint",
     "load_array",
     "random_shift",
@@ -326,6 +327,22 @@ class Normaliser(nn.Module):
     def inverse(self, data: Tensor) -> Tensor:
         """Return what the networks say in the data's own units."""
         return data * self.std + self.mean
+
+
+def batch_mask(name: str, mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask of shape (B, *) or (*,) as one of shape (B, *), on the device of ``like``.
+
+    Arguments:
+        name: What a message calls it.
+        mask: The mask, for each observation or one for all.
+        like: A tensor of the shape that is expected.
+    """
+    if mask.dtype != torch.bool or mask.shape not in (like.shape, like.shape[1:]):
+        raise VspairError(
+            f"{name} has dtype {mask.dtype} and shape {tuple(mask.shape)}: expected a mask of "
+            f"shape {tuple(like.shape[1:])} or {tuple(like.shape)}."
+        )
+    return mask.to(like.device).expand_as(like)
 
 
 def fingerprint(x: Tensor, *others: Tensor) -> str:

@@ -18,8 +18,8 @@ from vspair.codes import Code, Family, FamilyName
 from vspair.config import ModelConfig
 from vspair.data import Normaliser, as_array, as_data
 from vspair.errors import VspairError
-from vspair.networks import Decoder, Encoder, LatentMap
-from vspair.posterior import LatentPosterior, evaluating
+from vspair.networks import Decoder, Encoder, LatentMap, evaluating
+from vspair.posterior import LatentPosterior
 
 __all__ = ["InverseModel", "PairedAutoencoder", "SparseVAE", "build"]
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from vspair.codes import Code, Point, SpikeSlab
 from vspair.errors import VspairError
+from vspair.factors import Factors, Split, leading_factors, split_variance
 from vspair.metrics import central_interval, check_level
+from vspair.networks import evaluating
 
 if TYPE_CHECKING:
     from vspair.model import InverseModel
@@ -122,6 +123,43 @@ class Posterior(ABC):
         self._expect_spread()
         low, high = central_interval(torch.cat(list(self._sampled(n, generator))), level)
         return self._squeeze(low), self._squeeze(high)
+
+    def factors(
+        self,
+        k: int,
+        *,
+        region: Tensor | None = None,
+        among: Tensor | None = None,
+        shared: bool = False,
+    ) -> Factors:
+        """Return the k factors that carry most variance, each with the image that it moves.
+
+        Decoder noise has no factor and no part in the shares. It takes the longer the more
+        factors there are; ``among=post.active(0.01)`` leaves out those that are hardly ever
+        present.
+
+        Arguments:
+            k: How many factors.
+            region: The entries of x that count, a mask of shape x_shape or (B, *x_shape).
+            among: The factors to choose from, a mask of shape (l,) or (B, l).
+            shared: Whether to name the same factors for all observations, by their mean share.
+        """
+        raise self._without_factors()
+
+    def split(self, n: int = 200, generator: Generator | None = None) -> Split:
+        """Return the variance of samples as structural, parametric and decoder-noise parts.
+
+        Exact where the decoder is affine, estimated from n pairs of samples elsewhere, with
+        standard errors; the parts always add up to the total.
+        """
+        raise self._without_factors()
+
+    def _without_factors(self) -> VspairError:
+        self._expect_spread()
+        return VspairError(
+            f"{self!r} has no factors: only the posterior of a model with a code has them, such "
+            "as vPAIR or vsPAIR."
+        )
 
 
 class PointPosterior(Posterior):
@@ -306,6 +344,29 @@ class LatentPosterior(Posterior):
         """Return the decoded mean code, d(omega * mu), with shape (B, *x_shape)."""
         return self._squeeze(self.decode(self.code.mean))
 
+    def factors(  # noqa: D102
+        self,
+        k: int,
+        *,
+        region: Tensor | None = None,
+        among: Tensor | None = None,
+        shared: bool = False,
+    ) -> Factors:
+        decoder, std = self.model.x_decoder, self.model.x_normaliser.std
+        found = leading_factors(
+            self.code, decoder, std, k, region=region, among=among, shared=shared
+        )
+        return found[0] if self._single else found
+
+    def split(self, n: int = 200, generator: Generator | None = None) -> Split:  # noqa: D102
+        self._expect_spread()
+        decoder, std = self.model.x_decoder, self.model.x_normaliser.std
+        noise = self.model.width * std if self.noise else None
+        found = split_variance(
+            self.code, decoder, std, n, noise_std=noise, chunk=self.chunk, generator=generator
+        )
+        return found[0] if self._single else found
+
     def active(self, threshold: float = 0.5) -> Tensor:
         """Return which factors are more likely present than ``threshold``, with shape (B, l)."""
         if not isinstance(self.code, SpikeSlab):
@@ -326,18 +387,6 @@ class LatentPosterior(Posterior):
 def _at_least_one(n: int) -> None:
     if n < 1:
         raise VspairError(f"n = {n}: expected at least one sample.")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and every part of it back into the mode it was in."""
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _on_cpu(generator: Generator | None) -> Generator | None:

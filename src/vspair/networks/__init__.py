@@ -9,5 +9,8 @@ from vspair.networks.autoencoders import MLPDecoder as MLPDecoder
 from vspair.networks.autoencoders import NetworkConfig as NetworkConfig
 from vspair.networks.autoencoders import NetworkName as NetworkName
 from vspair.networks.autoencoders import Upsample as Upsample
+from vspair.networks.autoencoders import evaluating as evaluating
 from vspair.networks.autoencoders import exactly as exactly
 from vspair.networks.autoencoders import mlp as mlp
+from vspair.networks.moves import LatentMoves as LatentMoves
+from vspair.networks.moves import squared_changes as squared_changes

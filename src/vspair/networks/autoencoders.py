@@ -13,6 +13,8 @@ crops what it made of the padding: no pixel is dropped and every side length wor
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -33,6 +35,7 @@ __all__ = [
     "NetworkConfig",
     "NetworkName",
     "Upsample",
+    "evaluating",
     "exactly",
     "mlp",
 ]
@@ -76,6 +79,18 @@ def exactly(layer: nn.Module, h: Tensor) -> Tensor:
         return layer(h)
     with torch.autocast(h.device.type, enabled=False):
         return layer(h.float())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and every part of it back into the mode it was in."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _conv(i: int, o: int, bias: bool = False) -> nn.Conv2d:

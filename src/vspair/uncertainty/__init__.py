@@ -18,11 +18,9 @@ from vspair.uncertainty.agreement import LinearFit as LinearFit
 from vspair.uncertainty.agreement import t_quantile as t_quantile
 from vspair.uncertainty.agreement import uncertainty_error as uncertainty_error
 from vspair.uncertainty.agreement import variance_ratio as variance_ratio
-from vspair.uncertainty.changes import squared_changes as squared_changes
 from vspair.uncertainty.localisation import BestLocalised as BestLocalised
 from vspair.uncertainty.localisation import Localisation as Localisation
 from vspair.uncertainty.localisation import best_localised as best_localised
 from vspair.uncertainty.localisation import localisation as localisation
-from vspair.uncertainty.perturbation import most_sensitive as most_sensitive
 from vspair.uncertainty.perturbation import perturb as perturb
-from vspair.uncertainty.perturbation import sensitivity as sensitivity
+from vspair.uncertainty.perturbation import traversal as traversal

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from vspair.data import batch_mask
 from vspair.errors import VspairError
 from vspair.posterior import LatentPosterior
 from vspair.uncertainty.perturbation import Base, Dims, relative_changes
@@ -32,12 +33,7 @@ def region_weights(region: Tensor, batch: int, shape: tuple[int, ...]) -> Tensor
     Weights are NaN for an image whose region is empty or full. It is an error if that is so in
     every image.
     """
-    if region.dtype != torch.bool or region.shape not in ((batch, *shape), shape):
-        raise VspairError(
-            f"region has dtype {region.dtype} and shape {tuple(region.shape)}: expected a mask "
-            f"of shape {(batch, *shape)} or {shape}."
-        )
-    inside = region.expand(batch, *shape).flatten(1)
+    inside = batch_mask("region", region, region.new_empty(batch, *shape)).flatten(1)
     masks = torch.stack((inside, ~inside), dim=1).double()
     counts = masks.sum(-1, keepdim=True)
     usable = (counts > 0).all(1, keepdim=True)

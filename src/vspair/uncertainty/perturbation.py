@@ -1,7 +1,8 @@
 """What single factors do to the reconstruction: figure 'perturbation' of section 4.2.
 
 A factor is perturbed by a multiple of its own value, z_j -> z_j (1 + f): f = 4 is the paper's
-+400 %, f = -1 switches the factor off, and a factor that is zero stays zero.
++400 %, f = -1 switches the factor off, and a factor that is zero stays zero. In a traversal it is
+moved by multiples of its standard deviation instead.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from vspair.codes import gated
+from vspair.data import batch_mask
 from vspair.errors import VspairError
+from vspair.factors import moved_latents
+from vspair.networks import squared_changes
 from vspair.posterior import LatentPosterior
-from vspair.uncertainty.changes import squared_changes
 
-__all__ = ["Base", "Dims", "most_sensitive", "perturb", "sensitivity"]
+__all__ = ["Base", "Dims", "perturb", "traversal"]
 
 Base = Literal["mean", "sample"] | Tensor
 """The latent that is perturbed: the mean code (omega * mu), one sample, or one of shape (B, l)."""
@@ -45,12 +49,7 @@ def dims_mask(post: LatentPosterior, dims: Dims | None) -> Tensor:
     if dims is None:
         return torch.ones_like(mean, dtype=torch.bool)
     if isinstance(dims, Tensor) and dims.dtype == torch.bool:
-        if dims.shape not in (mean.shape, mean.shape[1:]):
-            raise VspairError(
-                f"A mask of factors has shape {tuple(dims.shape)}: expected "
-                f"{tuple(mean.shape[1:])} or {tuple(mean.shape)}."
-            )
-        return dims.to(mean.device).expand_as(mean)
+        return batch_mask("dims", dims, mean)
     mask = torch.zeros_like(mean, dtype=torch.bool)
     mask[:, _indices(post, dims)] = True
     return mask
@@ -98,56 +97,41 @@ def perturb(
     """
     if samples < 1:
         raise VspairError(f"samples = {samples}: expected at least one.")
-    mean, index = post.code.mean, _indices(post, dims)
-    if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != len(mean)):
-        raise VspairError(f"dims has shape {tuple(index.shape)}: expected (K,) or (B, K).")
-    index = index.expand(len(mean), index.shape[-1])
-    scale = 1 + torch.tensor(check_factors(factors)).to(mean)
+    mean, index = post.code.mean, _each(post, dims)
+    moves = torch.tensor(check_factors(factors)).to(mean)
     total = torch.zeros((), dtype=torch.float64, device=mean.device)
     for _ in range(samples):
-        total = total + post.decode(_scaled(post.code.rsample(generator), index, scale)).double()
+        z = post.code.rsample(generator)
+        shifts = z.gather(1, index).unsqueeze(-1) * moves
+        total = total + post.decode(moved_latents(z, index, shifts)).double()
     return (total / samples).to(mean.dtype)
 
 
-def _scaled(z: Tensor, index: Tensor, scale: Tensor) -> Tensor:
-    """Return latents (B, l) with factors (B, K) scaled (F,) in turn, with shape (B, K, F, l)."""
-    moved = z[:, None, None].repeat(1, index.shape[1], len(scale), 1)
-    values = z.gather(1, index).unsqueeze(-1) * scale
-    where = index[:, :, None, None].expand(*values.shape, 1)
-    return moved.scatter_(-1, where, values.unsqueeze(-1))
+def _each(post: LatentPosterior, dims: Dims) -> Tensor:
+    """Return indices of factors, given for each image or for all, with shape (B, K)."""
+    batch, index = len(post), _indices(post, dims)
+    if index.ndim not in (1, 2) or (index.ndim == 2 and len(index) != batch):
+        raise VspairError(f"dims has shape {tuple(index.shape)}: expected (K,) or (B, K).")
+    return index.expand(batch, index.shape[-1])
 
 
 @torch.no_grad()
-def sensitivity(
-    post: LatentPosterior,
-    factor: float | Sequence[float] = 1.0,
-    *,
-    base: Base = "mean",
-    dims: Dims | None = None,
-    generator: Generator | None = None,
-    chunk: int | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return the mean squared change of the reconstruction when each factor is perturbed alone.
+def traversal(post: LatentPosterior, dims: Dims, steps: Sequence[float]) -> Tensor:
+    """Return the decoded mean code with one factor moved by multiples of its sigma.
 
     Arguments:
         post: The posterior of B observations.
-        factor: The perturbation f of z_j -> z_j (1 + f); over several, changes are averaged.
-        base: The latent that is perturbed: ``mean`` for the mean code, ``sample`` for one
-            sample, or latent vectors of shape (B, l).
-        dims: The factors to try: indices, or a mask of shape (l,) or (B, l).
-        generator: Draws the sample.
-        chunk: How many changed images are decoded at once.
-        dtype: A lower precision for the decoder.
+        dims: Indices of K factors, with shape (K,), or (B, K) for other ones in each image, such
+            as ``post.factors(K).index``.
+        steps: S multiples of the deviation of the factor's strength; at 0 nothing moves.
 
     Returns:
-        Changes in the squared units of the data, with shape (B, l): 0 where the latent is zero,
-        NaN for factors that were not to be tried.
+        Images in the data's units, with shape (B, K, S, *x_shape).
     """
-    pixels = math.prod(post.model.x_shape)
-    weights = post.code.mean.new_full((), 1 / pixels).expand(len(post), 1, pixels)
-    changes = relative_changes(post, factor, weights, base, dims, generator, chunk, dtype)
-    return changes.squeeze(-1)
+    mean, index = post.code.mean, _each(post, dims)
+    sigma = gated(post.code).slab.variance.sqrt().gather(1, index)
+    shifts = sigma.unsqueeze(-1) * torch.tensor(check_factors(steps)).to(mean)
+    return post.decode(moved_latents(mean, index, shifts))
 
 
 def relative_changes(
@@ -164,31 +148,9 @@ def relative_changes(
     factors, mask = check_factors(factor), dims_mask(post, dims)
     z = base_latent(post, base, generator)
     move = z * mask
+    decoder, std = post.model.x_decoder, post.model.x_normaliser.std
     parts = [
-        squared_changes(post.model, z, f * move, weights, chunk=chunk, dtype=dtype)
+        squared_changes(decoder, std, z, f * move, weights, chunk=chunk, dtype=dtype)
         for f in factors
     ]
     return torch.stack(parts).mean(0).masked_fill(~mask.unsqueeze(-1), math.nan)
-
-
-def most_sensitive(changes: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
-    """Return the k factors of largest change in each image, with shape (B, k).
-
-    Arguments:
-        changes: What :func:`sensitivity` returned, with shape (B, l).
-        k: How many factors.
-        allowed: Which factors may be named, such as those that are always active, a mask of
-            shape (B, l) or (l,).
-
-    Returns:
-        Indices, largest change first. Where an image has fewer than k factors that are allowed
-        and change anything, the rest are -1.
-    """
-    size = changes.shape[-1]
-    if not 1 <= k <= size:
-        raise VspairError(f"k = {k}: expected 1 to {size} factors.")
-    usable = changes > 0
-    if allowed is not None:
-        usable = usable & allowed.to(changes.device)
-    top = changes.masked_fill(~usable, -1.0).topk(k, dim=-1)
-    return top.indices.masked_fill(top.values < 0, -1)

@@ -17,18 +17,11 @@ from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
 from vspair.model import InverseModel
+from vspair.networks import squared_changes
 from vspair.posterior import LatentPosterior
 from vspair.problems.inpainting import InpaintingData, InpaintingProblem
 from vspair.studies.mnist import drawing as report
-from vspair.uncertainty import (
-    always_active,
-    draw_active,
-    most_sensitive,
-    nnz,
-    perturb,
-    sensitivity,
-    squared_changes,
-)
+from vspair.uncertainty import always_active, draw_active, nnz, perturb
 
 __all__ = ["FILE", "at_percentiles", "illustrate", "numbers", "redraw", "scattered"]
 
@@ -140,7 +133,7 @@ def _codes(post: LatentPosterior) -> dict[str, Tensor]:
 
 
 def _walk(post: LatentPosterior, samples: int, most: int = 3) -> dict[str, Tensor]:
-    """Return mean reconstructions of one image along its most sensitive factors.
+    """Return mean reconstructions of one image along the factors that carry most variance.
 
     Only factors that are active in all samples are taken, or in any where those are too few.
 
@@ -150,15 +143,11 @@ def _walk(post: LatentPosterior, samples: int, most: int = 3) -> dict[str, Tenso
     """
     counts = draw_active(post, samples, _generator(post))
     stable = always_active(counts, samples)
-    moves = [f for f in WALK if f != 0]
-    changes = sensitivity(post, moves, dims=counts > 0)
-    k = min(most, counts.shape[1])
-    dims = most_sensitive(changes, k, stable)[0]
-    if (dims < 0).any():
-        dims = most_sensitive(changes, k)[0]
-    dims = dims[dims >= 0]
-    if len(dims) == 0:
+    among = stable if int(stable.sum()) >= most else counts > 0
+    k = min(most, int(among.sum()))
+    if k == 0:
         return {}
+    dims = post.factors(k, among=among).index[0]
     walk = perturb(post, dims, WALK, samples, _generator(post))[0]
     return {"walk_dims": dims, "walk_stable": stable[0, dims], "walk_images": walk}
 
@@ -184,7 +173,7 @@ def _localised(
     move = factor * z.gather(1, place).masked_fill(none, 0.0)
     shift = torch.zeros_like(z).scatter_(1, place, move)
     every = torch.eye(math.prod(shape)).expand(len(z), -1, -1).to(z.device)
-    changes = squared_changes(post.model, z, shift, every)
+    changes = squared_changes(post.model.x_decoder, post.model.x_normaliser.std, z, shift, every)
     change = changes.gather(1, place[..., None].expand(-1, 1, every.shape[-1]))
     walk = perturb(post, place, WALK, samples, _generator(post))[:, 0]
     still = walk[:, WALK.index(0.0)][:, None].expand_as(walk)

@@ -18,7 +18,7 @@ the change, however small it is, and not of the image.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,11 +28,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from vspair.errors import VspairError
-from vspair.model import InverseModel
-from vspair.networks import ConvDecoder, MLPDecoder, Upsample
-from vspair.posterior import evaluating
+from vspair.networks.autoencoders import ConvDecoder, MLPDecoder, Upsample, evaluating
 
-__all__ = ["squared_changes"]
+__all__ = ["LatentMoves", "squared_changes"]
 
 Map = Callable[[Tensor], Tensor]
 
@@ -82,25 +80,42 @@ def _fused(modules: list[nn.Module]) -> list[nn.Module]:
 
 
 def _steps(decoder: nn.Module) -> list[_Step]:
-    """Return the steps of a decoder; one of unknown kind is a single non-linear step."""
+    """Return the steps of a decoder; one of unknown kind is a single step."""
     network = getattr(decoder, "network", None)
     if isinstance(network, MLPDecoder):
         return [_step(m) for m in network.layers]
     if not isinstance(network, ConvDecoder):
-        return [_Step(decoder, None)]
+        return [_step(decoder)]
     unflatten = _same(partial(torch.unflatten, dim=1, sizes=network.coarse))
     leaves = [m for m in network.layers.modules() if not isinstance(m, nn.Sequential)]
     start = [_step(network.lift), unflatten, _same(_channels_last)]
     return [*start, *map(_step, _fused(leaves)), _same(network.grid.crop)]
 
 
-class _Changes:
-    """Carries changes of single latents through a decoder in evaluation mode."""
+class LatentMoves:
+    """Carries moves of single latents through a decoder in evaluation mode.
 
-    def __init__(self, decoder: nn.Module, dtype: torch.dtype | None) -> None:
-        self.steps, self.dtype = _steps(decoder), dtype
+    Arguments:
+        decoder: Decodes latents of shape (B, l), in evaluation mode.
+        chunk: How many moved images are decoded at once, which bounds the memory; where not
+            given, 16 on a CPU and 1024 on a GPU.
+        dtype: A lower precision for convolutions and linear layers, such as
+            ``torch.bfloat16``; all else keeps the precision of the latents.
+    """
+
+    def __init__(
+        self, decoder: nn.Module, chunk: int | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        if chunk is not None and chunk < 1:
+            raise VspairError(f"chunk = {chunk}: expected at least one image.")
+        self.steps, self.chunk, self.dtype = _steps(decoder), chunk, dtype
         bends = (i for i, step in enumerate(self.steps) if step.linear is None)
         self.cut = next(bends, len(self.steps))
+
+    @property
+    def affine(self) -> bool:
+        """Whether the decoder has no non-linear step, so that its columns are all of it."""
+        return self.cut == len(self.steps)
 
     def anchors(self, z: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return input and output of each non-linear step for latents of shape (B, l)."""
@@ -129,38 +144,46 @@ class _Changes:
                 change = torch.sub(step.run(before.add_(change)), after, out=after)
         return change.flatten(1)
 
-    def __call__(
-        self, z: Tensor, shift: Tensor, chunk: int
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield rows (n,), latents (n,) and changes (n, pixels), at most ``chunk`` at once."""
-        anchors = self.anchors(z)
-        for dims in (shift != 0).any(0).nonzero().squeeze(1).split(chunk):
-            columns, moves = self.columns(dims, z), shift[:, dims]
-            for pairs in (moves != 0).nonzero().split(chunk):
-                rows, which = pairs.unbind(1)
-                change = columns[which]
-                change *= moves[rows, which].reshape(-1, *[1] * (change.ndim - 1))
-                with self._precision(z.device):
-                    change = self.carry(change, rows, anchors)
-                yield rows, dims[which], change.to(z)
+    def __call__(self, z: Tensor, shifts: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield images (n,), latents (n,) and what moving them changes, (n, S, pixels).
 
-    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
+        Arguments:
+            z: Latent vectors, with shape (B, l).
+            shifts: S moves of each latent while the others stay, with shape (B, l, S). Latents
+                that never move are left out.
+        """
+        chunk = self.chunk or _images_at_once(z.device)
+        for start in range(0, len(z), chunk):
+            block = slice(start, start + chunk)
+            anchors, part = self.anchors(z[block]), shifts[block]
+            moved = (part != 0).any(-1)
+            for dims in moved.any(0).nonzero().squeeze(1).split(chunk):
+                columns = self.columns(dims, z)
+                for pairs in moved[:, dims].nonzero().split(chunk):
+                    rows, which = pairs.unbind(1)
+                    by = part[rows, dims[which]].unbind(1)
+                    found = [self._moved(columns[which], s, rows, anchors) for s in by]
+                    yield start + rows, dims[which], torch.stack(found, dim=1).to(z)
+
+    def _moved(
+        self, change: Tensor, by: Tensor, rows: Tensor, anchors: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Return what columns (n, ...) times shifts (n,) end as, with shape (n, pixels)."""
+        change = change * by.reshape(-1, *[1] * (change.ndim - 1))
         low = self.dtype is not None
-        return torch.autocast(device.type, dtype=self.dtype) if low else nullcontext()
+        with torch.autocast(by.device.type, dtype=self.dtype) if low else nullcontext():
+            return self.carry(change, rows, anchors)
 
 
-def _chunk(chunk: int | None, device: torch.device) -> int:
+def _images_at_once(device: torch.device) -> int:
     """Return how many images to decode at once: few stay in a CPU's cache, many fill a GPU."""
-    if chunk is None:
-        return 16 if device.type == "cpu" else 1024
-    if chunk < 1:
-        raise VspairError(f"chunk = {chunk}: expected at least one image.")
-    return chunk
+    return 16 if device.type == "cpu" else 1024
 
 
 @torch.no_grad()
 def squared_changes(
-    model: InverseModel,
+    decoder: nn.Module,
+    std: Tensor,
     z: Tensor,
     shift: Tensor,
     weights: Tensor,
@@ -171,28 +194,22 @@ def squared_changes(
     """Return weighted sums over pixels of the squared change that each latent makes alone.
 
     Arguments:
-        model: The model that decodes.
+        decoder: Decodes latents as normalised data.
+        std: What normalised data is multiplied by, with shape x_shape.
         z: Latent vectors, with shape (B, l).
         shift: How far each latent moves while the others stay, with shape (B, l). Latents that
             do not move are not decoded.
         weights: R weightings of the pixels of each image, with shape (B, R, pixels).
-        chunk: How many changed images are decoded at once, which bounds the memory; where not
-            given, 16 on a CPU and 1024 on a GPU.
-        dtype: A lower precision for convolutions and linear layers, such as
-            ``torch.bfloat16``; all else keeps the precision of z.
+        chunk: As :class:`LatentMoves` takes it.
+        dtype: As :class:`LatentMoves` takes it.
 
     Returns:
         Sums in the squared units of the data, with shape (B, l, R).
     """
-    chunk = _chunk(chunk, z.device)
-    std = model.x_normaliser.std.flatten()
     sums = z.new_zeros(*z.shape, weights.shape[1])
-    with evaluating(model):
-        changes = _Changes(model.x_decoder, dtype)
-        for start in range(0, len(z), chunk):
-            block = slice(start, start + chunk)
-            part, weight = sums[block], weights[block].to(z)
-            for rows, dims, change in changes(z[block], shift[block], chunk):
-                square = (change * std).square_()
-                part[rows, dims] = (weight[rows] @ square.unsqueeze(-1)).squeeze(-1)
+    with evaluating(decoder):
+        moves = LatentMoves(decoder, chunk, dtype)
+        for rows, dims, change in moves(z, shift.unsqueeze(-1)):
+            square = (change.squeeze(1) * std.flatten()).square_()
+            sums[rows, dims] = (weights[rows].to(z) @ square.unsqueeze(-1)).squeeze(-1)
     return sums
