@@ -208,7 +208,7 @@ def test_squared_changes_are_those_of_full_decodes(
 ) -> None:
     post = make(kind, network, dtype)
     model, pixels = post.model, math.prod(post.model.x_shape)
-    weights = torch.full((BATCH, 1, pixels), 1 / pixels)
+    weights = torch.full((BATCH, 1, pixels), 1 / pixels, dtype=dtype)
     for z in (post.code.mean, post.code.rsample(seeded())):
         expected = naive(post, z, factor).square().flatten(2).mean(2)
         std = model.x_normaliser.std
@@ -503,8 +503,6 @@ ANALYSES: dict[str, Callable[[LatentPosterior, Generator], Any]] = {
     "nnz": u.nnz,
     "perturb": lambda p, g: u.perturb(p, [1, 2], (0.0, 2.0), 3, g),
     "traversal": lambda p, g: u.traversal(p, [1, 2], (-1.0, 2.0)),
-    "split": lambda p, g: p.split(3, g).structural,
-    "factors": lambda p, g: p.factors(2).effect,
     "localisation": lambda p, g: (
         u.localisation(p, torch.eye(5, 6, dtype=torch.bool), base="sample", generator=g).inside
     ),

@@ -161,7 +161,8 @@ def leading_factors(
     every = torch.ones_like(code.mean, dtype=torch.bool)
     allowed = every if among is None else batch_mask("among", among, code.mean)
     named = allowed.any(0).expand_as(allowed) if shared else allowed
-    if not 1 <= k <= (most := int(named.sum(1).min())):
+    most = int(named.sum(1).min())
+    if not 1 <= k <= most:
         raise VspairError(f"k = {k}: expected 1 to {most}, the number of factors to choose from.")
     with evaluating(decoder):
         moves = LatentMoves(decoder)
@@ -280,10 +281,11 @@ def split_variance(
 
 
 def _exact_parts(code: SpikeSlab, moves: LatentMoves, std: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both parts (2, B, *x_shape) for an affine decoder, and errors of zero."""
+    """Return both parts (2, B, *x_shape) of an affine decoder or a point, and errors of zero."""
     variances = torch.stack((code.structural_variance, code.parametric_variance)).double()
     parts = variances.new_zeros(2, len(code.mu), std.numel())
-    for dims in variances.any(0).any(0).nonzero().squeeze(1).split(256):
+    varying = variances.any(0).any(0).nonzero().squeeze(1)
+    for dims in varying.split(256) if len(varying) else ():
         columns = moves.columns(dims, code.mu).flatten(1) * std.flatten()
         parts += variances[..., dims] @ columns.double().square()
     parts = parts.unflatten(-1, std.shape)

@@ -361,7 +361,7 @@ class LatentPosterior(Posterior):
     def split(self, n: int = 200, generator: Generator | None = None) -> Split:  # noqa: D102
         self._expect_spread()
         decoder, std = self.model.x_decoder, self.model.x_normaliser.std
-        noise = self.model.width * std if self.noise else None
+        noise = self.model.noise_std * std if self.noise else None
         found = split_variance(
             self.code, decoder, std, n, noise_std=noise, chunk=self.chunk, generator=generator
         )
