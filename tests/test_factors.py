@@ -135,36 +135,40 @@ def quadratic(code: SpikeSlab) -> tuple[Tensor, Tensor]:
     return (w * mean**2).sum(0) - (w * mean).sum(0) ** 2, (w * variance).sum(0)
 
 
-@pytest.fixture(scope="module")
-def repeated() -> tuple[Split, Tensor]:
-    """Estimates for 2,000 copies of one observation, and the truth of each part, (3, 3)."""
-    mu = torch.tensor([[1.0, -0.7, 2.0]]).double()
-    omega = torch.tensor([[0.3, 0.8, 0.5]]).double()
-    code = SpikeSlab.of(mu, torch.full_like(mu, -1.5), omega)
-    copies = code[torch.zeros(2000, dtype=torch.long)]
-    split = split_variance(copies, Squares(), torch.ones(3).double(), 1000, generator=seeded())
-    structural, parametric = quadratic(code)
-    return split, torch.stack((structural, parametric, structural + parametric))
+MU, OMEGA = torch.tensor([[[1.0, -0.7, 2.0]], [[0.3, 0.8, 0.5]]]).double()
+KNOWN = SpikeSlab.of(MU, torch.full_like(MU, -1.5), OMEGA)
 
 
-def test_estimates_have_no_bias(repeated: tuple[Split, Tensor]) -> None:
-    split, truth = repeated
-    for estimate, true in zip(
-        (split.structural, split.parametric, split.total), truth, strict=True
-    ):
-        z = (estimate.mean(0) - true) / (estimate.std(0) / math.sqrt(2000))
-        assert (z.abs() < 4).all()
-        assert (estimate.std(0) < 0.12 * true).all()  # so that this says something
+def truth() -> Tensor:
+    """Return structural, parametric and total variance of the known code, with shape (3, 3)."""
+    structural, parametric = quadratic(KNOWN)
+    return torch.stack((structural, parametric, structural + parametric))
 
 
-def test_standard_errors_are_those_of_the_estimates(repeated: tuple[Split, Tensor]) -> None:
-    split, truth = repeated
+def estimates(copies: int, n: int) -> Split:
+    """Return independent estimates of those from n pairs each."""
+    codes = KNOWN[torch.zeros(copies, dtype=torch.long)]
+    return split_variance(codes, Squares(), torch.ones(3).double(), n, generator=seeded())
+
+
+@pytest.mark.parametrize(("copies", "n"), [(20_000, 2), (20_000, 5), (2000, 300)])
+def test_estimates_have_no_bias(copies: int, n: int) -> None:
+    split = estimates(copies, n)
+    found = (split.structural, split.parametric, split.total)
+    for estimate, true in zip(found, truth(), strict=True):
+        error = estimate.std(0) / math.sqrt(copies)
+        assert ((estimate.mean(0) - true).abs() < 4 * error).all()
+        assert (error < 0.03 * true).all()  # so that this says something
+
+
+def test_standard_errors_are_those_of_the_estimates() -> None:
+    split = estimates(2000, 1000)
     found = (
         (split.structural, split.structural_se),
         (split.parametric, split.parametric_se),
         (split.total, split.total_se),
     )
-    for (estimate, error), true in zip(found, truth, strict=True):
+    for (estimate, error), true in zip(found, truth(), strict=True):
         torch.testing.assert_close(error.mean(0), estimate.std(0), rtol=0.06, atol=0)
         z = (estimate - true) / error
         assert (z.mean(0).abs() < 0.15).all()
@@ -407,9 +411,13 @@ def test_shared_factors_have_the_largest_mean_share() -> None:
 def test_a_closed_code_has_shares_of_zero() -> None:
     none = torch.zeros(1, 3).double()
     code = SpikeSlab.of(none, none, none)
-    found = leading_factors(code, Sum(torch.zeros(3, 4).double(), lambda z: z), torch.ones(4), 2)
+    decoder, std = Sum(torch.zeros(3, 4).double(), lambda z: z), torch.ones(4).double()
+    found = leading_factors(code, decoder, std, 2)
     assert found.share.tolist() == [[0.0, 0.0]]
     assert (found.effect == 0).all()
+    for only in range(3):
+        found = leading_factors(code, decoder, std, 1, among=torch.arange(3) == only)
+        assert found.index.tolist() == [[only]]
 
 
 # -- factors: contract ------------------------------------------------------------------------
