@@ -220,7 +220,7 @@ FIGURES: dict[str, tuple[Draw, str, str]] = {
     "perturbation": (
         draw_perturbation,
         "walk_images",
-        "The medium image along the three most sensitive consistently active dimensions (*: not "
+        "The medium image along three leading dimensions that are consistently active (*: not "
         "active in all 30 samples, where those are too few), and the change.",
     ),
     "localised": (

@@ -305,7 +305,7 @@ def _bars(axes: Any, model: str, part: dict[str, Any], s: int) -> None:
 
 
 def draw_perturbation(numbers: Numbers, path: Path) -> None:
-    """Draw mean reconstructions along the three most sensitive factors of the medium image."""
+    """Draw mean reconstructions along three leading factors of the medium image."""
     walks = having(numbers, "walk_images")
     rows, across = -(-len(walks) // 2), min(2, len(walks))
     figure = new_figure(5.6 * across, 4.0 * rows)
