@@ -254,7 +254,8 @@ def split_variance(
               \mathrm{structural} = S_a^2 - \tfrac{1}{n} \sum_i b_i^2 .
 
     Standard errors are those of the means of :math:`2 b_i^2` and of
-    :math:`(a_i - \bar{a})^2 \mp b_i^2`. The memory that is needed does not grow with n.
+    :math:`(a_i - \bar{a})^2 \mp b_i^2`. They cannot tell of a gate that differs less often than
+    once in n sets. The memory that is needed does not grow with n.
 
     Arguments:
         code: The code of B observations, with shape (B, l).
