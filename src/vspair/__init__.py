@@ -5,6 +5,8 @@ A code is a distribution; a paired autoencoder is two autoencoders and a map bet
     model = vspair.fit(x, y, active=40)
     post = model.posterior(y_new)
     post.mean(), post.std(), post.interval(0.9), post.sample(50)
+    post.factors(5)  # which factors the doubt comes from
+    post.split()     # structural and parametric variance
 """
 
 from vspair.codes import Code as Code
@@ -16,6 +18,9 @@ from vspair.config import preset as preset
 from vspair.errors import VspairError as VspairError
 from vspair.evaluation import evaluate as evaluate
 from vspair.evaluation import invert as invert
+from vspair.evaluation import scores as scores
+from vspair.factors import Factors as Factors
+from vspair.factors import Split as Split
 from vspair.fitting import fit as fit
 from vspair.model import InverseModel as InverseModel
 from vspair.model import PairedAutoencoder as PairedAutoencoder
