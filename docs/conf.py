@@ -1,0 +1,117 @@
+"""How the documentation is built: Sphinx from the root of the repository, by ``make docs``.
+
+The source is the whole repository, so that links between docs/ and results/ are the same on the
+site as where the files are read by themselves. Formulas become MathML in the build, which
+browsers show without a script or a font from elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parent.parent
+
+project = "vspair"
+author = "the vspair authors"
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "results/**.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+
+html_theme = "furo"
+html_title = "vspair"
+html_extra_path = ["index.html"]
+html_css_files = ["site.css"]
+html_static_path = ["static"]
+html_math_renderer = "mathml"
+html_show_copyright = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
+myst_heading_anchors = 3
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
+
+autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+autodoc_inherit_docstrings = False
+napoleon_numpy_docstring = False
+python_maximum_signature_line_length = 88
+
+
+def _packages() -> dict[str, list[str]]:
+    """Return the parts of the library, each with the modules that its page describes."""
+    source = ROOT / "src" / "vspair"
+    pages = {}
+    for path in sorted(source.glob("[a-z]*")):
+        if path.suffix == ".py":
+            pages[path.stem] = [f"vspair.{path.stem}"]
+        elif (path / "__init__.py").exists():
+            names = (".".join(f.relative_to(ROOT / "src").parts) for f in path.rglob("*.py"))
+            pages[path.name] = sorted(n.removesuffix(".py").removesuffix(".__init__") for n in names)
+    return pages
+
+
+def _module(name: str) -> str:
+    """Return the part of a page that describes one module."""
+    folder = (ROOT / "src" / name.replace(".", "/")).is_dir()
+    # What a package only passes on is described where it is defined.
+    option = "   :ignore-module-all:\n" if folder else ""
+    head = f"\n## {name}\n" if name.count(".") > 1 else ""
+    return f"{head}\n```{{eval-rst}}\n.. automodule:: {name}\n{option}```\n"
+
+
+def _write_reference(app: Sphinx) -> None:
+    """Write one page for each part of the library; what has not changed is left alone."""
+    folder = ROOT / "docs" / "api"
+    folder.mkdir(exist_ok=True)
+    for name, modules in _packages().items():
+        text = f"# vspair.{name}\n" + "".join(map(_module, modules))
+        page = folder / f"{name}.md"
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+    for page in folder.glob("*.md"):
+        if page.stem not in _packages():
+            page.unlink()
+
+
+def _escape_stars(app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Let the stars of shapes such as (B, *x_shape) be stars; docstrings emphasise nothing."""
+    for i, line in enumerate(lines):
+        parts = line.split("`")
+        parts[::2] = [part.replace("*", r"\*") for part in parts[::2]]
+        if not line.lstrip().startswith((">>>", "...", ".. math::")):
+            lines[i] = "`".join(parts)
+
+
+def _formula(writer: Any, node: nodes.Element, display: str) -> None:
+    from latex2mathml.converter import convert
+
+    formula = convert(node.astext(), display=display)
+    writer.body.append(f'<div class="formula">{formula}</div>' if display == "block" else formula)
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Add the reference's pages and the formulas."""
+    app.connect("builder-inited", _write_reference)
+    app.connect("autodoc-process-docstring", _escape_stars)
+    app.add_html_math_renderer(
+        "mathml",
+        (lambda writer, node: _formula(writer, node, "inline"), None),
+        (lambda writer, node: _formula(writer, node, "block"), None),
+    )
