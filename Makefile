@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test docs lint bench clean
 
 demo: .venv/installed  ## Train on the embedded problem and write demo/index.html
 	rm -rf demo
@@ -10,6 +10,10 @@ demo: .venv/installed  ## Train on the embedded problem and write demo/index.htm
 
 test: lint  ## Lint, types, tests and the examples of the documentation
 	$(BIN)/pytest
+
+docs: .venv/installed  ## The documentation as a site; warnings are errors, nothing is downloaded
+	$(BIN)/sphinx-build -W --keep-going -q -c docs -d build/doctrees . site
+	@echo "Open site/index.html"
 
 lint: .venv/installed
 	$(BIN)/ruff check
@@ -23,8 +27,8 @@ bench: .venv/installed  ## Training loop and import time, as ratios
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vspair needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs]'
 	touch $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site docs/api .mypy_cache .ruff_cache .pytest_cache

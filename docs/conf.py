@@ -7,6 +7,7 @@ browsers show without a script or a font from elsewhere.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 
-autodoc_default_options = {"members": True, "show-inheritance": False}
+add_module_names = False
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
@@ -89,11 +91,15 @@ def _write_reference(app: Sphinx) -> None:
             page.unlink()
 
 
-def _escape_stars(app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def _prepare_docstring(
+    app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Let the stars of shapes such as (B, *x_shape) be stars; docstrings emphasise nothing."""
+    if kind in ("attribute", "data", "property"):
+        lines.insert(0, "")  # else what stands before a colon would be read as a type
     for i, line in enumerate(lines):
         parts = line.split("`")
-        parts[::2] = [part.replace("*", r"\*") for part in parts[::2]]
+        parts[::2] = [re.sub(r"(?<![*\\])\*(?!\*)", r"\\*", part) for part in parts[::2]]
         if not line.lstrip().startswith((">>>", "...", ".. math::")):
             lines[i] = "`".join(parts)
 
@@ -109,7 +115,7 @@ def _formula(writer: Any, node: nodes.Element, display: str) -> None:
 def setup(app: Sphinx) -> None:
     """Add the reference's pages and the formulas."""
     app.connect("builder-inited", _write_reference)
-    app.connect("autodoc-process-docstring", _escape_stars)
+    app.connect("autodoc-process-docstring", _prepare_docstring, priority=400)
     app.add_html_math_renderer(
         "mathml",
         (lambda writer, node: _formula(writer, node, "inline"), None),

@@ -1,4 +1,4 @@
-"""The README's numbers are those of the results folder, and nothing in it is left to fill in."""
+"""Tables in the README and the documentation are those of the results; links lead somewhere."""
 
 import json
 import re
@@ -6,44 +6,74 @@ from pathlib import Path
 
 import pytest
 
-from vspair.studies.ct.tables import by_noise
-from vspair.studies.gaussian.study import METRICS
-from vspair.studies.heat.study import noise_table
-from vspair.studies.results import Row, markdown
+from vspair.errors import VspairError
+from vspair.studies.readme import fill, tables, write
 
 ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "api"),
+    *(ROOT / "results").rglob("*.md"),
+]
+MARKER = re.compile(r"<!-- begin: (\w+) -->")
 
 
-TABLES = {
-    "gaussian": {k: v for k, v in METRICS.items() if k in ("kl_exact", "trace_ratio", "active")},
-    "mnist": {
-        "mse": "MSE of one sample",
-        "mse30": "MSE of the mean of 30",
-        "nnz": "active factors",
-        "uncertainty_error_r": "correlation of variance and error",
-        "coverage_90": "share inside the 90 % interval",
-    },
-}
-"""Which rows of a study the README shows, with their words."""
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("study", [*TABLES, "heat", "ct"])
-def test_tables_are_made_from_the_summaries(study: str) -> None:
-    summary = json.loads((ROOT / f"results/{study}/summary.json").read_text())
-    rows = [Row(**{"preset": "", **row}) for row in summary["rows"]]
-    shown = [row for row in rows if row.metric in TABLES.get(study, {})]
-    readme = (ROOT / "README.md").read_text()
-    others = {"heat": noise_table, "ct": lambda found: by_noise(found, "mse")}
-    table = markdown(shown, TABLES[study]) if study in TABLES else others[study](rows)
-    assert table in readme
-    assert summary["command"] in readme
-    assert summary["commit"] in readme
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    return tables(ROOT / "results")
 
 
-def test_nothing_is_left_to_fill_in_and_links_lead_somewhere() -> None:
-    for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        text = file.read_text()
-        known = re.sub(r"\b(VSPAIR_DATA|GLIBC_TUNABLES)\b", "", text)
-        assert not re.search(r"\b[A-Z]+_[A-Z_]+\b", known), file.name
-        for link in re.findall(r"\]\((?!http)([^)#]+)", text):
-            assert (file.parent / link).exists(), f"{file.name}: {link}"
+@pytest.mark.parametrize("page", [p for p in PAGES if MARKER.search(p.read_text())], ids=page_id)
+def test_tables_are_made_from_the_results(page: Path, found: dict[str, str]) -> None:
+    text = page.read_text()
+    assert fill(text, found) == text, "run: python -m vspair.studies.readme"
+
+
+def test_every_table_stands_somewhere(found: dict[str, str]) -> None:
+    shown = {name for page in PAGES for name in MARKER.findall(page.read_text())}
+    assert shown == set(found)
+
+
+def test_a_changed_number_changes_the_table(tmp_path: Path) -> None:
+    for study in ("gaussian", "mnist", "heat", "ct"):
+        (tmp_path / study).mkdir()
+        text = (ROOT / f"results/{study}/summary.json").read_text()
+        (tmp_path / study / "summary.json").write_text(text)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin: results -->\n<!-- end: results -->\nafter\n")
+    write(page, tmp_path)
+    first = page.read_text()
+    path = tmp_path / "mnist" / "summary.json"
+    summary = json.loads(path.read_text())
+    for row in summary["rows"]:
+        if (row["model"], row["metric"]) == ("ridge", "mse_mean"):
+            row["value"] = 0.012
+    path.write_text(json.dumps(summary))
+    write(page, tmp_path)
+    assert "**ridge: 0.012**" in page.read_text()
+    assert "**ridge: 0.012**" not in first
+    assert first.startswith("before\n<!-- begin: results -->\n\n| problem |")
+    assert first.endswith("<!-- end: results -->\nafter\n")
+
+
+def test_unknown_markers_are_refused() -> None:
+    with pytest.raises(VspairError, match="begin: nothing"):
+        fill("<!-- begin: nothing --><!-- end: nothing -->", {"results": ""})
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    named = re.sub(r"\b(VSPAIR_DATA|GLIBC_TUNABLES|OMP_NUM_THREADS)\b|`[^`]*`", "", text)
+    assert not re.search(r"\b[A-Z]+_[A-Z_]+\b|\bTODO\b", named)
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / link).exists(), link
