@@ -64,7 +64,9 @@ def _packages() -> dict[str, list[str]]:
             pages[path.stem] = [f"vspair.{path.stem}"]
         elif (path / "__init__.py").exists():
             names = (".".join(f.relative_to(ROOT / "src").parts) for f in path.rglob("*.py"))
-            pages[path.name] = sorted(n.removesuffix(".py").removesuffix(".__init__") for n in names)
+            pages[path.name] = sorted(
+                n.removesuffix(".py").removesuffix(".__init__") for n in names
+            )
     return pages
 
 

@@ -1,8 +1,8 @@
 """The tables of the README and the documentation, made from the results.
 
-``python -m vspair.studies.readme``, in the root of the repository, writes what stands between
-``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` anew in ``README.md`` and all pages of ``docs/``.
-A test fails where they differ from what it would write.
+``python -m vspair.studies.readme``, in the root of the repository, writes anew what stands
+between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` in ``README.md`` and all pages of
+``docs/``. A test fails where they differ from what it would write.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem("gaussian", "linear Gaussian", "KL to the exact posterior, nats", "kl_exact", "active"),
+    Problem(
+        "gaussian", "linear Gaussian", "KL to the exact posterior, nats", "kl_exact", "active"
+    ),
     Problem("mnist", "MNIST, blind inpainting"),
     Problem("heat", "heat equation, no noise", condition="noise=0"),
     Problem("heat", "heat equation, 5 % noise", condition="noise=0.05"),
@@ -135,9 +137,7 @@ def _made_by(results: Path, study: str) -> str:
     made = _read(results, study)
     seeds = max(row["seeds"] for row in made["rows"] if row["model"] == "vsPAIR")
     count = "one seed" if seeds == 1 else f"{seeds} seeds where there is a ±, else one"
-    return (
-        f"- {study}: `{made['command']}`, commit {made['commit']}, {made['machine']}, {count}"
-    )
+    return f"- {study}: `{made['command']}`, commit {made['commit']}, {made['machine']}, {count}"
 
 
 def _overview(results: Path) -> str:
@@ -162,11 +162,11 @@ def tables(results: Path) -> dict[str, str]:
 
 
 def fill(text: str, found: dict[str, str]) -> str:
-    """Return a text with what stands between its markers replaced.
+    r"""Return a text with what stands between its markers replaced.
 
     Example:
         >>> fill("<!-- begin: a -->old<!-- end: a -->", {"a": "new"})
-        '<!-- begin: a -->\\n\\nnew\\n\\n<!-- end: a -->'
+        '<!-- begin: a -->\n\nnew\n\n<!-- end: a -->'
     """
 
     def replace(match: re.Match[str]) -> str:
