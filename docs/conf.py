@@ -15,6 +15,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent
+LITERAL = re.compile(r"(``.*?``|`[^`]*`)")
+STAR = re.compile(r"\\*(?<!\*)\*(?!\*)(?!\w[\w -]*\*)(?<!\w\*)")
 
 project = "vspair"
 author = "the vspair authors"
@@ -52,6 +54,7 @@ autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
 autodoc_inherit_docstrings = False
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 python_maximum_signature_line_length = 88
 
 
@@ -96,14 +99,20 @@ def _write_reference(app: Sphinx) -> None:
 def _prepare_docstring(
     app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Let the stars of shapes such as (B, *x_shape) be stars; docstrings emphasise nothing."""
+    """Let the stars of shapes such as (B, *x_shape) be stars, and those of *emphasis* not."""
     if kind in ("attribute", "data", "property"):
         lines.insert(0, "")  # else what stands before a colon would be read as a type
     for i, line in enumerate(lines):
-        parts = line.split("`")
-        parts[::2] = [re.sub(r"(?<![*\\])\*(?!\*)", r"\\*", part) for part in parts[::2]]
         if not line.lstrip().startswith((">>>", "...", ".. math::")):
-            lines[i] = "`".join(parts)
+            parts = LITERAL.split(line)
+            parts[::2] = [STAR.sub(r"\\*", part) for part in parts[::2]]
+            lines[i] = "".join(parts)
+
+
+def _trim_examples(app: Sphinx, name: str, source: list[str]) -> None:
+    """Leave out the empty line that ends an example, where doctest needs it."""
+    if name.startswith("docs/"):
+        source[0] = source[0].replace("\n\n```\n", "\n```\n")
 
 
 def _formula(writer: Any, node: nodes.Element, display: str) -> None:
@@ -117,6 +126,7 @@ def _formula(writer: Any, node: nodes.Element, display: str) -> None:
 def setup(app: Sphinx) -> None:
     """Add the reference's pages and the formulas."""
     app.connect("builder-inited", _write_reference)
+    app.connect("source-read", _trim_examples)
     app.connect("autodoc-process-docstring", _prepare_docstring, priority=400)
     app.add_html_math_renderer(
         "mathml",
