@@ -101,7 +101,7 @@ def _prepare_docstring(
 ) -> None:
     """Let the stars of shapes such as (B, *x_shape) be stars, and those of *emphasis* not."""
     if kind in ("attribute", "data", "property"):
-        lines.insert(0, "")  # else what stands before a colon would be read as a type
+        lines.insert(0, "\\ ")  # nothing; else words before a colon would be read as a type
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...", ".. math::")):
             parts = LITERAL.split(line)
