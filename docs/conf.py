@@ -22,6 +22,11 @@ project = "vspair"
 author = "the vspair authors"
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "results/**.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+# Not looked through, and results of smaller runs, which belong to whoever made them.
+exclude_patterns = [
+    ".*", "build", "demo", "runs", "site", "src", "tests",
+    "results/*-smoke*", "results/*-part*", "results/*-phantoms*", "results/*-unit*",
+]  # fmt: skip
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
