@@ -56,7 +56,7 @@ _CODES = {
     "nnz_std": Metric("factors", "standard deviation of nnz over observations"),
     "nnz_encoder": Metric("factors", "expected nnz of the code of x itself"),
     "sparsity": Metric("", "1 - nnz over the number of factors"),
-    "near_one": Metric("factors", "number of factors with omega > 0.99"),
+    "near_one": Metric("factors", "number of factors whose omega is nearer to 1 than to rho"),
     "undecided": Metric("", "share of gates with omega between 0.1 and 0.9"),
     "omega_mean": Metric("", "mean of omega"),
     "rho": Metric("", "prior probability that a factor is present"),
