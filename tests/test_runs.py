@@ -165,7 +165,7 @@ def test_weights_that_are_not_finite_are_refused(run: Path) -> None:
     model = vspair.load(run)
     with torch.no_grad():
         next(model.x_decoder.parameters()).fill_(float("nan"))
-    runs.write_tensors(run / "weights.safetensors", model.state_dict(), {"epoch": 1})
+    Run(run).save_weights(model, 1)
     with pytest.raises(VspairError, match="not finite"):
         vspair.load(run)
 

@@ -437,8 +437,7 @@ def test_a_full_disk_leaves_the_earlier_state(tmp_path: Path) -> None:
             for p in model.parameters():
                 p.add_(1)
         try:
-            path = run.path / "weights.safetensors"
-            runs.write_tensors(path, model.state_dict(), {"epoch": 9})
+            run.save_weights(model, 9)
         except vspair.VspairError as error:
             sys.stdout.write(str(error))
             sys.exit(7)

@@ -32,7 +32,7 @@ from vspair.config import (
 )
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
-from vspair.runs.files import make_folder, read_tensors, write_text
+from vspair.runs.files import make_folder, read_tensors, write_tensors, write_text
 from vspair.runs.provenance import pick_device, versions
 
 __all__ = ["Run", "describe", "fill", "load", "read_metrics"]
@@ -136,6 +136,10 @@ class Run:
             path = self.path / "config.toml"
             reason = str(error).splitlines()[0]
             raise VspairError(f"{path} describes a model that cannot be made: {reason}") from None
+
+    def save_weights(self, model: InverseModel, epoch: int) -> None:
+        """Write the model's weights."""
+        write_tensors(self.path / "weights.safetensors", model.state_dict(), {"epoch": epoch})
 
     def load(self, device: str | torch.device = "cpu") -> InverseModel:
         """Return the trained model, ready to invert."""
