@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -22,7 +22,7 @@ from vspair.problems.ct import RayTransform
 from vspair.runs import machine, pick_device
 from vspair.studies.ct.data import GEOMETRY
 from vspair.training.acceleration import compiled, precision
-from vspair.training.networks_loop import Plan, Training
+from vspair.training.networks import NetworkTraining, Plan
 
 Name = Literal["float32", "bfloat16"]
 
@@ -33,15 +33,21 @@ def prior(device: torch.device) -> Prior:
     return Prior(GEOMETRY.shape).to(device)
 
 
-def training(device: torch.device, name: Name, steps: int) -> Training:
-    """Return a training whose epoch has so many steps."""
-    model, plan = prior(device), Plan(precision=name)
+def training(device: torch.device, name: Name, steps: int, **how: Any) -> NetworkTraining:
+    """Return a training whose two epochs have so many steps each."""
+    model, plan = prior(device), Plan(epochs=2, precision=name)
     x = torch.rand(plan.batch_size * steps, *GEOMETRY.shape, generator=Generator().manual_seed(0))
 
     def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
         return noise_loss(model, model.sde, batch[0], generator)
 
-    return Training(model, loss, (x,), plan, None)
+    return NetworkTraining(model, loss, (x,), plan, **how)
+
+
+def milliseconds_of(work: NetworkTraining) -> float:
+    """Return the time of a step in the second epoch of a training."""
+    rows = work.train(show=False)
+    return 1e3 * (rows[1]["seconds"] - rows[0]["seconds"]) / work.steps
 
 
 def milliseconds(work: Callable[[], object], steps: int) -> float:
@@ -79,11 +85,8 @@ def main() -> None:
     ways = ("plain", *(["captured"] * on_gpu), *(["compiled"] * options.compile))
     for name in names:
         for way in ways:
-            work = training(device, name, steps)
-            if way == "plain":
-                work.step = work._step
-            with compiled(work.model.network) if way == "compiled" else nullcontext():
-                found = milliseconds(work.epoch, steps)
+            how = {"capture": way != "plain", "compile": way == "compiled"}
+            found = milliseconds_of(training(device, name, steps, **how))
             print(f"{f'training, {name}, {way}':<36} {found:8.2f} ms a step", flush=True)
     for name in names:
         for way in ("plain", *(["compiled"] * options.compile)):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vspair.data import Normaliser, as_data, as_pairs, load_array, split
+from vspair.data import Normaliser, Pairs, as_data, as_pairs, load_array, split
 from vspair.errors import VspairError
 
 GOOD = np.random.default_rng(0).normal(size=(6, 3))
@@ -189,6 +189,17 @@ def test_split_is_a_fixed_partition() -> None:
     assert not torch.equal(split(50, 0.2, seed=4)[1], held)
     assert len(split(50, 0.0, seed=3)[1]) == 0
     assert len(split(2, 0.99, seed=0)[0]) == 1
+
+
+def test_pairs_stay_pairs() -> None:
+    x = torch.arange(50.0)[:, None]
+    pairs = Pairs.of(x, -x.expand(50, 3))
+    assert (len(pairs), pairs.shapes) == (50, ((1,), (3,)))
+    train, held = pairs.split(0.2, seed=3)
+    rows, rest = split(50, 0.2, seed=3)
+    for part, chosen in ((train, rows), (held, rest)):
+        assert torch.equal(part.x[:, 0], x[chosen, 0])
+        assert torch.equal(part.y, -part.x.expand(-1, 3))
 
 
 @pytest.mark.parametrize("how", ["scalar", "feature"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from vspair.methods.dps import VPSDE, Prior, noise_loss, train_prior
 from vspair.methods.regression import Regression, train_regression
 from vspair.networks.unet import UNet, _Time
 from vspair.runs import read_metrics
-from vspair.training.acceleration import Precision, compiled
-from vspair.training.networks_loop import Plan, Training
+from vspair.training.acceleration import Precision
+from vspair.training.networks import NetworkTraining, Plan
+from vspair.training.side_by_side import train_side_by_side
 
 
 @pytest.mark.parametrize(("time", "count"), [(True, 32_268_097), (False, 27_934_017)])
@@ -153,20 +153,22 @@ def test_a_training_stops_at_its_deadline_and_goes_on_to_the_same_bits(tmp_path:
 
 def test_no_epoch_begins_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that an epoch takes ten seconds and nothing else takes any."""
-    clock, plain = [0.0], Training.epoch
+    clock, plain = [0.0], NetworkTraining._step
 
-    def epoch(training: Training) -> dict[str, Any]:
+    def step(training: NetworkTraining, batch: Tensor) -> None:
         clock[0] += 10
-        return plain(training)
+        plain(training, batch)
 
-    monkeypatch.setattr(Training, "epoch", epoch)
-    monkeypatch.setattr("vspair.training.networks_loop.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(NetworkTraining, "_step", step)  # of which an epoch has one
+    monkeypatch.setattr("vspair.training.networks.time.monotonic", lambda: clock[0])
     for deadline, done in ((5.0, 1), (25.0, 2), (30.0, 3), (1e3, 4)):
         clock[0] = 0.0
         assert train_prior(discs(16), PLAN, deadline=deadline, **TINY).epochs == done
 
 
-def noise_training(device: str, precision: Precision = "float32") -> Training:
+def noise_training(
+    device: str = "cpu", precision: Precision = "float32", **how: Any
+) -> NetworkTraining:
     """Return a prior's training on 40 discs, two whole batches and a smaller one an epoch."""
     torch.manual_seed(0)
     prior = Prior((10, 10), **TINY).to(device)
@@ -175,12 +177,41 @@ def noise_training(device: str, precision: Precision = "float32") -> Training:
     def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
         return noise_loss(prior, prior.sde, batch[0], generator)
 
-    return Training(prior, loss, (discs(40),), plan, None)
+    return NetworkTraining(prior, loss, (discs(40),), plan, **how)
+
+
+def run_two_epochs(training: NetworkTraining) -> list[float]:
+    """Train two epochs of three and a step, so that weights and average differ."""
+    rows: list[dict[str, Any]] = []
+    for _ in training.run_steps(rows):
+        if training.state.epoch == 2:
+            break
+    return [row["loss"] for row in rows]
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 4, 8])
+def test_a_training_that_is_stopped_between_any_two_steps_goes_on_to_the_same_bits(
+    stop_after: int, tmp_path: Path
+) -> None:
+    """Also side by side with another, by the loop that paired models are trained by."""
+    whole, alone = noise_training(), noise_training()
+    assert train_side_by_side([whole, alone])
+    assert same(whole.model, alone.model)
+    stopped = noise_training(folder=tmp_path)
+    for _ in zip(range(stop_after), stopped.run_steps([]), strict=False):
+        pass
+    stopped.save()
+    again = noise_training(folder=tmp_path)
+    assert again.epochs_done == stop_after / 3
+    again.train(show=False)
+    assert same(again.model, whole.model)
+    assert same(Prior.load(tmp_path), whole.model)
+    assert len(rows(tmp_path)) == again.model.epochs == 3
 
 
 def test_the_average_follows_the_weights_step_by_step() -> None:
     training = noise_training("cpu")
-    means, step = [m.clone() for m in training.average], training.step
+    means, step = [m.clone() for m in training.average.values()], training._step
     decays: list[float] = []
 
     def watched(batch: Tensor) -> None:
@@ -190,12 +221,11 @@ def test_the_average_follows_the_weights_step_by_step() -> None:
         for mean, parameter in zip(means, training.parameters, strict=True):
             mean.lerp_(parameter.detach(), 1 - decays[-1])
 
-    training.step = watched
-    training.rows = [training.epoch()]
-    training.epoch()
-    assert len(decays) == 6
+    training._step = watched  # type: ignore[method-assign]
+    run_two_epochs(training)
+    assert len(decays) == 7
     assert decays[0] == 0.1 < decays[-1]
-    for mean, other in zip(training.average, means, strict=True):
+    for mean, other in zip(training.average.values(), means, strict=True):
         torch.testing.assert_close(mean, other)
 
 
@@ -226,15 +256,13 @@ def test_a_step_captured_on_a_gpu_gives_the_plain_weights(
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    plain, fast = (noise_training("cuda", precision) for _ in range(2))
-    plain.step = plain._step
+    plain = noise_training("cuda", precision, capture=False)
+    fast = noise_training("cuda", precision, compile=compile)
     start = torch.cat([p.detach().flatten().clone() for p in plain.parameters])
-    losses = [[plain.epoch()["loss"] for _ in range(2)]]
-    with compiled(fast.model.network) if compile else nullcontext():
-        losses += [[fast.epoch()["loss"] for _ in range(2)]]
+    losses = [run_two_epochs(training) for training in (plain, fast)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3 if precision == "float32" else 1e-2)
-    for part in ("parameters", "average"):
-        a, b = (torch.cat([p.detach().flatten() for p in getattr(t, part)]) for t in (plain, fast))
+    for part in (lambda t: t.parameters, lambda t: t.average.values()):
+        a, b = (torch.cat([p.detach().flatten() for p in part(t)]) for t in (plain, fast))
         # Adam turns a rounding in a gradient near zero into a whole step.
         like = torch.nn.functional.cosine_similarity(a - start, b - start, dim=0)
         assert like > (0.999 if precision == "float32" else 0.9)

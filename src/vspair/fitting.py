@@ -27,10 +27,8 @@ __all__ = [
     "suggest_settings",
 ]
 
-
 LEAST_STEPS = 5000
 """The steps below which a training of few pairs gets more epochs than a hundred."""
-
 
 EXECUTION_KEYS = ("capture", "compile", "precision", "checkpoint_seconds")
 """Keys of the training section that say how it is executed, not what it computes."""
@@ -42,7 +40,7 @@ def suggest_settings(
     """Return the settings that suit data of these shapes, as changes to a preset.
 
     Images are halved until about seven pixels are left on a side; vectors get an MLP, a larger
-    step and a decoder whose width is annealed, because few factors can describe a vector exactly
+    step and decoder noise that is annealed, because few factors can describe a vector exactly
     and an image seldom. There are four times as many latent dimensions as factors asked for, at
     least 64, and so many epochs that there are 5,000 steps.
     """
@@ -141,13 +139,13 @@ def fit(
     """
     pairs = Pairs.of(x, y)
     given = None if held is None else Pairs.of(*held, vary=False, prefix="held ")
-    changed = bool(changes or config or active or preset)
-    run = _run_to_resume(out, changed) if resume else None
-    config = run.config if run else _complete_config(config, preset, active, pairs, changes)
-    parts = split_pairs(pairs, config) if given is None else (pairs, given)
-    if run:
+    if resume:
+        run = _run_to_resume(out, changed=bool(changes or config or active or preset))
+        parts = split_pairs(pairs, run.config) if given is None else (pairs, given)
         trainer = resume_training(*parts, run, pick_device(device))
     else:
+        config = _complete_config(config, preset, active, pairs, changes)
+        parts = split_pairs(pairs, config) if given is None else (pairs, given)
         trainer = start_training(*parts, config, out=out, device=pick_device(device))
     trainer.train(progress)
     return trainer.model
@@ -177,7 +175,7 @@ def start_training(
     """
     trainer = Trainer(_build_model(train, config).to(device), config, train, held)
     if out is not None:
-        trainer.run = Run.create(out, config, trainer.model, _fingerprint(train, held))
+        trainer.folder = Run.create(out, config, trainer.model, _fingerprint(train, held)).path
     return trainer
 
 
@@ -186,13 +184,8 @@ def start_or_resume_training(
 ) -> Trainer:
     """Return a new training, or that of a folder where it was stopped, or ended.
 
-    Arguments:
-        train: The pairs to train on.
-        held: The held-out pairs, if any.
-        config: The settings; a folder of others is refused, unless they are
-            :data:`EXECUTION_KEYS`.
-        out: The run folder.
-        device: Where to train.
+    A folder of other settings is refused, unless they are :data:`EXECUTION_KEYS`. Arguments are
+    those of :func:`start_training`.
     """
     if not out.exists():
         return start_training(train, held, config, out=out, device=device)
@@ -211,11 +204,7 @@ def start_or_resume_training(
 def resume_training(train: Pairs, held: Pairs | None, run: Run, device: torch.device) -> Trainer:
     """Return the training of a run folder where it was stopped; at its beginning, if before.
 
-    Arguments:
-        train: The pairs to train on that it was started with.
-        held: The held-out pairs that it was started with, if any.
-        run: The run folder.
-        device: Where to train.
+    Training and held-out pairs must be those that it was started with.
     """
     if train.shapes != (known := run.shapes):
         raise VspairError(

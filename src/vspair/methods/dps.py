@@ -46,7 +46,7 @@ from vspair.errors import VspairError
 from vspair.networks.unet import WIDTHS, UNet, channels_of
 from vspair.posterior import SamplePosterior
 from vspair.runs import pick_device
-from vspair.training.networks_loop import Plan, Trainable, train
+from vspair.training.networks import NetworkTraining, Plan, Trainable
 
 __all__ = [
     "T_END",
@@ -183,7 +183,8 @@ def train_prior(
         widths: The widths of the U-Net.
         sde: The equation.
         held: More images, with shape (M, *shape), whose loss is logged beside.
-        folder: Where to save and go on from; see :func:`vspair.training.networks_loop.train`.
+        folder: Where to save and go on from; see
+            :class:`vspair.training.networks.NetworkTraining`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
         compile: Whether to compile the network, which takes a minute.
@@ -201,7 +202,7 @@ def train_prior(
 
     tensors = None if held is None else (held,)
     how: dict[str, Any] = {"folder": folder, "deadline": deadline, "compile": compile}
-    train(prior, loss, (x,), plan, held=tensors, show=show, **how)
+    NetworkTraining(prior, loss, (x,), plan, held=tensors, **how).train(show)
     return prior
 
 

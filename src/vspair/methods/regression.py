@@ -23,7 +23,7 @@ from vspair.errors import VspairError
 from vspair.methods.point import PointMethod
 from vspair.networks.unet import WIDTHS, UNet, channels_of
 from vspair.runs import pick_device
-from vspair.training.networks_loop import Plan, Trainable, train
+from vspair.training.networks import NetworkTraining, Plan, Trainable
 
 __all__ = ["Regression", "RegressionAfter", "train_regression"]
 
@@ -89,7 +89,8 @@ def train_regression(
         plan: How to train.
         widths: The widths of the U-Net.
         held: More pairs, whose loss is logged beside.
-        folder: Where to save and go on from; see :func:`vspair.training.networks_loop.train`.
+        folder: Where to save and go on from; see
+            :class:`vspair.training.networks.NetworkTraining`.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         deadline: Stop at this time of ``time.monotonic``; ``epochs`` of the result say how far.
         compile: Whether to compile the network, which takes a minute.
@@ -112,5 +113,5 @@ def train_regression(
         return (guess - truth).square().mean()
 
     how: dict[str, Any] = {"folder": folder, "deadline": deadline, "compile": compile}
-    train(model, loss, (first, x), plan, held=held, show=show, **how)
+    NetworkTraining(model, loss, (first, x), plan, held=held, **how).train(show)
     return model

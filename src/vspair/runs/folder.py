@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vspair.config import (
     Config,
@@ -137,10 +137,9 @@ class Run:
             reason = str(error).splitlines()[0]
             raise VspairError(f"{path} describes a model that cannot be made: {reason}") from None
 
-    def save_weights(self, model: InverseModel | Mapping[str, Tensor], epoch: int) -> None:
+    def save_weights(self, model: InverseModel, epoch: int) -> None:
         """Write the model's weights."""
-        state = model.state_dict() if isinstance(model, InverseModel) else model
-        write_tensors(self.path / "weights.safetensors", state, {"epoch": epoch})
+        write_tensors(self.path / "weights.safetensors", model.state_dict(), {"epoch": epoch})
 
     def load(self, device: str | torch.device = "cpu") -> InverseModel:
         """Return the trained model, ready to invert."""
@@ -155,15 +154,15 @@ class Run:
         return read_metrics(self.path / "metrics.jsonl")
 
 
-def fill(model: InverseModel, tensors: Mapping[str, Tensor], path: Path) -> None:
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Put named tensors into a model, or say which do not belong there."""
     expected = model.state_dict()
     wrong = set(expected) ^ set(tensors)
     wrong |= {k for k in set(expected) & set(tensors) if expected[k].shape != tensors[k].shape}
     if wrong:
         raise VspairError(
-            f"{path} does not fit config.toml: {len(wrong)} tensors differ, for example "
-            f"{min(wrong)}. One of the two files belongs to another run."
+            f"{path} does not fit the model of its folder: {len(wrong)} tensors differ, for "
+            f"example {min(wrong)}. It belongs to another run, or to another version of vspair."
         )
     sick = [k for k, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
     if sick:
@@ -214,7 +213,7 @@ def describe(path: str | Path) -> dict[str, dict[str, Any]]:
         "x_size": config.model.x_size,
         "y_size": config.model.y_size,
         "parameters": model.n_parameters,
-        "decoder width": float(model.noise_std),
+        "decoder noise": float(model.noise_std),
     }
     if rho is not None:
         sizes["rho"] = float(rho)

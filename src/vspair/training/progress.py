@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any, Self
 
 __all__ = ["Progress"]
 
 _SHOWN = (
-    "loss", "val_score", "active", "x_fit", "map", "y_fit", "x_prior", "y_prior", "gates", "beta",
-    "binary", "forward",
+    "loss", "val_score", "held", "active", "x_fit", "map", "y_fit", "x_prior", "y_prior", "gates",
+    "beta", "binary", "forward",
 )  # fmt: skip
 """What is shown of an epoch, as much of it as the terminal is wide."""
 
@@ -50,12 +49,7 @@ class Progress:
             self._task = self._bar.add_task("", total=self._epochs, epoch=0, terms="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
 from vspair.errors import VspairError
+from vspair.training.loop import Loop
 from vspair.training.progress import Progress
-from vspair.training.trainer import Trainer
 
 __all__ = ["deadline_in", "train_side_by_side"]
 
@@ -22,42 +23,42 @@ def deadline_in(minutes: float) -> float | None:
 
 
 def train_side_by_side(
-    trainers: list[Trainer], deadline: float | None = None, show: bool = False
+    trainings: Sequence[Loop], deadline: float | None = None, show: bool = False
 ) -> bool:
     """Train several models step by step in turn; on a GPU each on a stream of its own.
 
-    Small models leave most of a GPU idle, so several cost less together than one by one.
+    Small models leave most of a GPU idle, so several cost less side by side than one by one.
 
     Arguments:
-        trainers: Trainings that have not begun, or were resumed.
+        trainings: Trainings that have not begun, or were resumed.
         deadline: Save and stop at this time of ``time.monotonic``.
         show: Whether to show the progress of the slowest.
 
     Returns:
         Whether all trainings came to their end.
     """
-    if len(trainers) > MOST_LANES:
+    if len(trainings) > MOST_LANES:
         raise VspairError(
-            f"{len(trainers)} trainings side by side: expected at most {MOST_LANES}."
+            f"{len(trainings)} trainings side by side: expected at most {MOST_LANES}."
         )
-    on_gpu = any(t.device.type == "cuda" for t in trainers)
+    on_gpu = any(t.device.type == "cuda" for t in trainings)
     if on_gpu:
         torch.cuda.synchronize()
-    work = [(trainer, trainer.run_steps([]), _lane(trainer.device)) for trainer in trainers]
-    most = max((t.config.training.epochs for t in trainers), default=1)
+    work = [(training, training.run_steps([]), _lane(training.device)) for training in trainings]
+    most = max((t.settings.epochs for t in trainings), default=1)
     with Progress(most, show) as bar:
         while work and not (deadline and time.monotonic() > deadline):
             left = []
-            for trainer, steps, lane in work:
+            for training, steps, lane in work:
                 with torch.cuda.stream(lane):
                     if next(steps, steps) is None:
-                        left.append((trainer, steps, lane))
+                        left.append((training, steps, lane))
             work = left
             if work and bar.due():
-                bar.advance(min(t.state.epoch + t.state.step / t.steps for t, _, _ in work))
-    for trainer, steps, lane in work:
+                bar.advance(min(training.epochs_done for training, _, _ in work))
+    for training, steps, lane in work:
         with torch.cuda.stream(lane):
-            trainer.save()
+            training.save()
             steps.close()
     if on_gpu:
         torch.cuda.synchronize()

@@ -30,7 +30,7 @@ from vspair.networks.unet import WIDTHS
 from vspair.problems.ct import CtPairs
 from vspair.studies.ct.data import GEOMETRY, CtData, Scale
 from vspair.training.batch_norms import refresh_norms
-from vspair.training.networks_loop import Plan, Trainable
+from vspair.training.networks import Plan, Trainable
 from vspair.training.side_by_side import train_side_by_side
 from vspair.training.trainer import Trainer
 
