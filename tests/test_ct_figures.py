@@ -12,7 +12,7 @@ from torch import Generator
 
 from vspair.datasets.phantoms import chest_phantoms
 from vspair.report import plots
-from vspair.report.cells import heat_map, readable
+from vspair.report.heat_map import heat_map, readable
 from vspair.report.plots import Scale
 from vspair.studies.ct import drawing as ct
 from vspair.studies.ct import figures as ct_figures

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vspair.report.cells import heat_map
+from vspair.report.heat_map import heat_map
 from vspair.report.plots import (
     GREY,
     INK,
