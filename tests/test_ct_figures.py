@@ -12,8 +12,8 @@ from torch import Generator
 
 from vspair.datasets.phantoms import chest_phantoms
 from vspair.report import figures as plots
-from vspair.report.cells import heat_map, readable
 from vspair.report.figures import Scale
+from vspair.report.heat_map import heat_map, readable
 from vspair.studies.ct import drawing as ct
 from vspair.studies.ct import figures as ct_figures
 from vspair.studies.ct_sweeps import drawing as ct_sweeps

@@ -1,13 +1,12 @@
+"""Sweeps on pairs: grids and searches, stopped, killed, shared and continued."""
+
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 from torch import Tensor
 
 import vspair
-from vspair import claims, cli, data, sweeps
+from vspair import cli, data, sweeps
 from vspair import config as configs
-from vspair import records as record
-from vspair.claims import STALE, Claim
 from vspair.config import Config
 from vspair.data import fingerprint, split
 from vspair.errors import VspairError
@@ -27,6 +24,7 @@ from vspair.evaluation import evaluate
 from vspair.fitting import split_pairs
 from vspair.runs import read_metrics
 from vspair.sweeps import Axis, Sweep, run
+from vspair.sweeps import sweep as of_pairs
 from vspair.training.interrupts import Interrupted
 
 Pairs = tuple[Tensor, Tensor]
@@ -37,6 +35,9 @@ def axes(*texts: str) -> tuple[Axis, ...]:
 
 
 GRID = axes("objective.gamma_x=0.001,1", "objective.beta0=2,64")
+SEARCH = axes(
+    "training.learning_rate=1e-4..1e-2:log", "model.x_size=4..16", "objective.half=true,false"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +53,16 @@ def grid(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "grid"))
 
 
-def stop(*_: Any, **__: Any) -> None:
+def stop(*_: Any, **__: Any) -> Any:
     raise Interrupted
 
 
+def points(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "sweep.json").read_text())["points"]
+
+
 def scores(folder: Path) -> dict[str, Any]:
-    return {row["trial"]: row.get("scores") for row in record.rows(folder)}
+    return {point["trial"]: point.get("scores") for point in points(folder)}
 
 
 @pytest.mark.parametrize(
@@ -110,12 +115,12 @@ def test_a_grid_ends_in_a_table_and_a_figure(finished: Path, pairs: Pairs) -> No
     assert document["command"] == "vspair sweep"
     settings = [tuple(point["settings"].values()) for point in document["points"]]
     assert settings == [(0.001, 2.0), (0.001, 64.0), (1.0, 2.0), (1.0, 64.0)]
-    for row in document["rows"]:
-        assert {"mse", "mse_mean", "crps", "nnz", "active", "coverage_90"} <= set(row["scores"])
-        assert row["attempts"] == 1
+    for point in document["points"]:
+        assert {*sweeps.METRICS, "nnz", "active", "coverage_90"} <= set(point["scores"])
+        assert point["attempts"] == 1
     text = (finished / "README.md").read_text()
     assert text.count("\n| ") == 5
-    least = min(row["scores"]["mse_mean"] for row in document["rows"])
+    least = min(point["scores"]["mse_mean"] for point in document["points"])
     assert f"**{least:.4g}**" in text
     assert (finished / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
@@ -123,39 +128,20 @@ def test_a_grid_ends_in_a_table_and_a_figure(finished: Path, pairs: Pairs) -> No
 def test_scores_are_of_pairs_that_no_trial_has_seen(finished: Path, pairs: Pairs) -> None:
     x, y = pairs
     train, held = split(len(x), 0.2, 0)
-    row = record.rows(finished)[0]
-    folder = finished / "trials" / row["trial"]
+    point = points(finished)[0]
+    folder = finished / "trials" / point["trial"]
     trial = vspair.runs.Run(folder)
     parts = split_pairs(data.Pairs(x[train], y[train]), trial.config)
     assert trial.pairs == fingerprint(*(t for part in parts for t in (part.x, part.y)))
     model = vspair.load(folder)
-    assert vspair.evaluate(model, x[held], y[held]) == row["scores"]
-
-
-def test_what_is_finished_is_not_trained_again(
-    grid: Path, pairs: Pairs, base: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = scores(grid)
-    monkeypatch.setattr(sweeps, "fit", None)
-    said: list[str] = []
-    run(Sweep(grid, GRID, base), *pairs, say=said.append)
-    assert scores(grid) == before
-    assert not said
-
-
-def test_a_damaged_row_is_named(grid: Path, pairs: Pairs, base: Config) -> None:
-    path = next(grid.glob("trials/*/scores.json"))
-    path.write_text('{"trial": ')
-    with pytest.raises(VspairError, match=r"scores.json is damaged: .*Remove it, and the trial"):
-        record.rows(grid)
-    path.unlink()
-    assert len(record.rows(grid)) == 3
+    assert vspair.evaluate(model, x[held], y[held]) == point["scores"]
 
 
 def test_a_larger_grid_adds_trials(grid: Path, pairs: Pairs, base: Config) -> None:
     before, said = scores(grid), list[str]()
-    more = axes("objective.gamma_x=0.001,1", "objective.beta0=2,64", "objective.half=true,false")
-    text = run(Sweep(grid, more, base), *pairs, say=said.append)
+    text = run(
+        Sweep(grid, (*GRID, *axes("objective.half=true,false")), base), *pairs, say=said.append
+    )
     assert len(said) == 4
     assert scores(grid).items() >= before.items()
     assert "| `objective.gamma_x` | `objective.beta0` | `objective.half` |" in text
@@ -167,6 +153,7 @@ def test_a_larger_grid_adds_trials(grid: Path, pairs: Pairs, base: Config) -> No
     [
         ({"epochs": 2}, "training.epochs is 1 there and 2 here"),
         ({"held_out": 0.5}, "held_out is 0.2 there and 0.5 here"),
+        ({"seeds": 2}, "seeds is 1 there and 2 here"),
         ({"trials": 3}, "kind is grid there and search here"),
         ({"axes": axes("objective.half=false")}, "objective.gamma_x is 1.0 there and 0.5 here"),
         ({}, "pairs is 48 pairs"),
@@ -182,29 +169,19 @@ def test_settings_that_contradict_the_folder_are_refused(
         run(dataclasses.replace(Sweep(finished, GRID, base), **changes), x, y)
 
 
-def test_a_training_that_fails_is_a_result(pairs: Pairs, base: Config, tmp_path: Path) -> None:
-    rates = axes("training.learning_rate=0.001,1e30")
-    text = run(Sweep(tmp_path / "s", rates, base, seeds=2), *pairs)
-    assert "Failed" in text
-    assert "diverged" in text
-    points = json.loads((tmp_path / "s" / "sweep.json").read_text())["points"]
-    assert [(p["seeds"], len(p["failed"])) for p in points] == [(2, 0), (0, 2)]
-    assert points[0]["spread"]["mse"] > 0
-
-
-def test_a_full_disk_is_no_result(
+def test_a_training_that_fails_is_a_result(
     pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("vspair.runs.save_file", full)
-    with pytest.raises(VspairError, match="No space left"):
-        run(Sweep(tmp_path / "s", GRID, base), *pairs)
-    monkeypatch.undo()
-    assert not record.rows(tmp_path / "s")
-    run(Sweep(tmp_path / "s", GRID, base), *pairs)
-    assert len(record.rows(tmp_path / "s")) == 4
+    rates = axes("training.learning_rate=0.001,1e30")
+    sweep = Sweep(tmp_path / "s", rates, base, seeds=2)
+    text = run(sweep, *pairs)
+    assert "Failed" in text
+    good, bad = points(sweep.folder)
+    assert "diverged" in bad["error"]
+    assert good["scores"]["mse_mean_std"] > 0
+    assert f"± {good['scores']['mse_mean_std']:.2g}" in text
+    monkeypatch.setattr(of_pairs, "fit", None)
+    assert run(sweep, *pairs) == text, "a result is not tried again"
 
 
 def test_two_processes_train_each_trial_once(
@@ -215,11 +192,11 @@ def test_two_processes_train_each_trial_once(
     run(Sweep(tmp_path / "s", GRID, base), *pairs, jobs=2, device="cpu", say=said.append)
     assert len(said) == 4
     assert scores(tmp_path / "s") == scores(finished)
-    assert [row["attempts"] for row in record.rows(tmp_path / "s")] == [1] * 4
+    assert [point["attempts"] for point in points(tmp_path / "s")] == [1] * 4
 
 
 def test_a_killed_process_is_taken_over_to_the_same_bits(
-    pairs: Pairs, base: Config, tmp_path: Path
+    pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = configs.override(base, {"training": {"epochs": 60}})
     folder, whole = tmp_path / "killed", tmp_path / "whole"
@@ -236,10 +213,11 @@ def test_a_killed_process_is_taken_over_to_the_same_bits(
         process.send_signal(signal.SIGKILL)
     trial = next(folder.glob("trials/*"))
     assert 0 <= len(read_metrics(trial / "metrics.jsonl")) < 60
+    monkeypatch.setattr("vspair.sweeps.trials.GRACE", 1)
     sweep = Sweep(folder, axes("objective.beta0=2"), long)
     run(sweep, *pairs, device="cpu")
     run(dataclasses.replace(sweep, folder=whole), *pairs, device="cpu")
-    assert [row["attempts"] for row in record.rows(folder)] == [2]
+    assert [point["attempts"] for point in points(folder)] == [2]
     assert scores(folder) == scores(whole)
     assert (trial / "weights.safetensors").read_bytes() == (
         whole / "trials" / trial.name / "weights.safetensors"
@@ -247,85 +225,77 @@ def test_a_killed_process_is_taken_over_to_the_same_bits(
     assert len(read_metrics(trial / "metrics.jsonl")) == 60
 
 
-def test_a_stopped_sweep_frees_its_trial(
-    pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", ["config.toml", "checkpoint.safetensors"])
+def test_a_trial_that_cannot_be_continued_begins_anew(
+    damage: str,
+    finished: Path,
+    pairs: Pairs,
+    base: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sweep = Sweep(tmp_path / "s", GRID, base)
-
-    monkeypatch.setattr(sweeps, "evaluate", stop)
+    monkeypatch.setattr(of_pairs, "evaluate", stop)
     with pytest.raises(Interrupted):
         run(sweep, *pairs)
-    assert not record.rows(sweep.folder)
-    monkeypatch.setattr(sweeps, "evaluate", evaluate)
-    run(sweep, *pairs)
-    assert sorted(row["attempts"] for row in record.rows(sweep.folder)) == [1, 1, 1, 2]
+    next(sweep.folder.glob(f"trials/*/{damage}")).write_bytes(b"cut short")
+    monkeypatch.setattr(of_pairs, "evaluate", evaluate)
+    run(sweep, *pairs, device="cpu")
+    assert scores(sweep.folder) == scores(finished)
+    assert sorted(point["attempts"] for point in points(sweep.folder)) == [1, 1, 1, 2]
 
 
-def test_a_trial_that_was_hardly_begun_begins_anew(
-    grid: Path, finished: Path, pairs: Pairs, base: Config
-) -> None:
-    one, two, *_ = sorted((grid / "trials").iterdir())
-    for trial in (one, two):
-        (trial / "scores.json").unlink()
-    (one / "config.toml").unlink()
-    (two / "checkpoint.safetensors").write_bytes(b"cut short")
-    run(Sweep(grid, GRID, base), *pairs, device="cpu")
-    assert scores(grid) == scores(finished)
-
-
-def test_one_of_many_gets_a_claim(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda _: Claim.take(tmp_path, "a"), range(64)))
-    assert sum(claim is not None for claim in taken) == 1
-    for claim in filter(None, taken):
-        with claim:
-            pass
-    assert Claim.take(tmp_path, "a") is not None
-
-
-@pytest.mark.parametrize(
-    ("holder", "age", "free"),
-    [
-        ({"place": "elsewhere", "pid": 1}, 0.0, False),
-        ({"place": "elsewhere", "pid": 1}, STALE + 60, True),
-        ({"place": claims._place(), "pid": os.getpid()}, 0.0, False),
-        ({"place": claims._place(), "pid": os.getpid()}, STALE + 60, True),
-        ({"place": claims._place(), "pid": 2**22 + 1}, 0.0, True),
-        ({"free": True}, 0.0, True),
-        ({}, 0.0, False),
-        ({}, STALE + 60, True),
-    ],
-)
-def test_who_may_take_over(holder: dict[str, Any], age: float, free: bool, tmp_path: Path) -> None:
-    claim = Claim.take(tmp_path, "a")
-    assert claim is not None
-    with claim:
-        claim.path.write_text(json.dumps(holder) if holder else "{cut sho")
-        os.utime(claim.path, (time.time() - age,) * 2)
-        other = Claim.take(tmp_path, "a")
-        assert (other is not None) == free
-        assert claim.held != free
-    if other is not None:
-        with other:
-            assert other.held
-            assert [path.name for path in claim.path.parent.iterdir()] == ["2"]
-
-
-def test_who_has_lost_a_claim_stops_and_writes_nothing(
+def test_a_stopped_search_goes_on_as_it_would_have(
     pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine that slept, while another one went on."""
-    monkeypatch.setattr(claims, "PULSE", 0.05)
-    long = configs.override(base, {"training": {"epochs": 100_000}})
-    sweep = Sweep(tmp_path / "s", axes("objective.beta0=2"), long).resolved(*pairs)
-    (trial,) = sweep.trials_of(sweep.grid())
-    claim = Claim.take(sweep.folder, trial.path.name)
-    assert claim is not None
-    threading.Timer(0.5, (claim.path.parent / "2").touch).start()
-    with claim:
-        sweeps._finish(sweep, trial, claim, [*pairs, *pairs], "cpu")
-    assert trial.row is None
-    assert not claim.held
+    whole = Sweep(tmp_path / "whole", SEARCH, base, trials=14, metric="crps")
+    run(whole, *pairs)
+    stopped, calls = dataclasses.replace(whole, folder=tmp_path / "stopped"), list[int]()
+
+    def stop_at_the_eleventh(*arguments: Any, **options: Any) -> dict[str, float]:
+        calls.append(1)
+        return stop() if len(calls) == 11 else evaluate(*arguments, **options)
+
+    monkeypatch.setattr(of_pairs, "evaluate", stop_at_the_eleventh)
+    with pytest.raises(Interrupted):
+        run(stopped, *pairs)
+    text = run(stopped, *pairs)
+    found = [[point["scores"] for point in points(s.folder)] for s in (stopped, whole)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 14
+    assert text.splitlines()[6].startswith("| **")
+    with pytest.raises(VspairError, match="axes is "):
+        run(dataclasses.replace(stopped, axes=SEARCH[:2]), *pairs)
+
+
+def test_two_processes_share_one_search(pairs: Pairs, base: Config, tmp_path: Path) -> None:
+    """Each proposal is trained once; a larger number of trials adds to them."""
+    sweep, said = Sweep(tmp_path / "s", SEARCH, base, trials=6), list[str]()
+    run(sweep, *pairs, jobs=2, device="cpu", say=said.append)
+    assert len(said) == len(points(sweep.folder)) == 6
+    run(dataclasses.replace(sweep, trials=8), *pairs, device="cpu", say=said.append)
+    assert len(said) == len(points(sweep.folder)) == 8
+
+
+def test_the_table_says_how_many_proposals_are_repeated(
+    pairs: Pairs, base: Config, tmp_path: Path
+) -> None:
+    choices = axes("objective.gamma_x=0.001,1", "objective.half=true,false")
+    text = run(Sweep(tmp_path / "s", choices, base, trials=7), *pairs)
+    found = len(points(tmp_path / "s"))
+    assert found <= 4
+    assert f"repeat an earlier point, and were not trained: {7 - found}." in text
+    assert "repeat" not in run(Sweep(tmp_path / "other", SEARCH, base, trials=2), *pairs)
+
+
+@pytest.mark.parametrize("trials", [0, 2])
+def test_a_sweep_without_optuna_names_the_extra(
+    trials: int, pairs: Pairs, base: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(VspairError, match=r"pip install 'vspair\[sweep\]'"):
+        run(Sweep(tmp_path / "s", GRID, base, trials=trials), *pairs)
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("name", ["paper", "calibrated", "gaussian-paper"])
@@ -374,7 +344,7 @@ def program(
             "--set objective.beta0=1 --preset paper --config c.toml",
             "--preset paper beside --config c.toml: leave out one of them.",
         ),
-        ("--set objective.beta0=1 --metric nnz", "metric = 'nnz': expected one of mse_mean, mse,"),
+        ("--set objective.beta0=1 --metric nnz", "metric = 'nnz': expected one of mse_mean, mse_sample,"),
         ("--set objective.beta0=1 --held-out 0", "held_out = 0.0"),
         ("--set objective.beta0=1 --held-out nan", "held_out = nan"),
         ("--set objective.beta0=1 --jobs 0", "'--jobs'"),
@@ -392,6 +362,15 @@ def test_the_command(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mse_mean" in shown
     assert f"Made by `vspair {words}`" in shown
     assert json.loads(Path("new/sweep.json").read_text())["command"] == f"vspair {words}"
+
+    database = "sqlite:///password.db"
+    assert "`vspair sweep --storage URL " in program(
+        words.replace("sweep", f"sweep --storage {database}").replace("new", "other"), 0
+    )
+    assert Path("password.db").exists()
+    assert "cannot open the storage of other: ArgumentError" in program(
+        words.replace("sweep", "sweep --storage nowhere").replace("new", "other"), 2
+    )
 
     monkeypatch.setattr(sweeps, "run", stop)
     assert "the same command continues" in program(words, 130)

@@ -224,11 +224,16 @@ def sweep(
     epochs: Annotated[int, typer.Option(min=0, help="Passes over the pairs; 0 as set.")] = 0,
     held_out: Annotated[float, typer.Option(help="The share of pairs to score on.")] = 0.2,
     samples: Samples = 50,
+    storage: Annotated[
+        str, typer.Option(help="URL of optuna's database, for several machines.")
+    ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
     device: Device = "auto",
 ) -> None:
     """Train a grid or a search of settings, and write a table and a figure of held-out scores."""
+    import torch
+
     from vspair import config as configs
     from vspair import sweeps
     from vspair.data import load_array
@@ -243,9 +248,12 @@ def sweep(
     base = configs.load(config) if config else preset or "calibrated"
     plan = sweeps.Sweep(
         out, tuple(map(sweeps.Axis.parse, axes)), base, epochs, seeds,
-        (trials or 40) * search, metric, held_out, samples,
+        (trials or 40) * search, metric, held_out, samples, storage,
     )  # fmt: skip
     command = shlex.join(["vspair", *sys.argv[1:]])
+    if storage:  # it may hold a password
+        command = command.replace(storage, "URL")
+    torch.set_num_threads(threads)
     options: dict[str, Any] = {"jobs": jobs, "threads": threads, "device": device}
     say(sweeps.run(plan, load_array(x), load_array(y), command=command, say=say, **options))
 

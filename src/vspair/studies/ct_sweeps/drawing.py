@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from vspair.report.cells import heat_map
 from vspair.report.figures import (
     GREY,
     INK,
@@ -30,6 +29,7 @@ from vspair.report.figures import (
     share_of,
     write_figures,
 )
+from vspair.report.heat_map import heat_map
 
 __all__ = ["FIGURES", "draw_beta", "draw_curves", "draw_gamma", "draw_sweeps", "gallery"]
 
