@@ -39,7 +39,7 @@ def trainer(problem: str, device: torch.device, steps: int, **training: Any) -> 
         )
     else:
         data = mnist_pairs(toy_digits(64 * steps + 1, seed=0), seed=0, train=64 * steps)
-        x, y = data.x_train, data.y_train
+        x, y = data.train.x, data.train.y
     return start_training(Pairs(x, y), None, config, device=device)
 
 

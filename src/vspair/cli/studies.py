@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,66 +152,65 @@ def gaussian(
     say(f"Saved {out}.")
 
 
+Digits = Annotated[
+    Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
+]
+
+
 @reproduce.command()
 @stoppable("Stopped. The same command continues from the last checkpoints.")
 def mnist(
-    data_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the MNIST files; VSPAIR_DATA if not given.")
-    ] = None,
+    data_dir: Digits = None,
     out: Results = None,
     runs: Runs = None,
+    only: Annotated[str, typer.Option(help="Some of train,answers,report.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of vsPAIR (paper).")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
     test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
     unit: Annotated[bool, typer.Option("--unit", help="Pixels on [0, 1], not [-1, 1].")] = False,
     minutes: Minutes = 0.0,
     device: Device = "auto",
-    readings: Annotated[
-        bool, typer.Option("--readings", help="Compare readings of what the paper leaves open.")
-    ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A reading by its name; more than once for more.")
-    ] = None,
-    perturbations: Annotated[
-        bool, typer.Option("--perturbations", help="Compare perturbations of trained models.")
-    ] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, one epoch.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, tiny networks.")] = False,
     draw: Draw = False,
 ) -> None:
     """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and both presets of vsPAIR."""
-    from vspair.datasets.mnist import load_mnist
-    from vspair.problems.inpainting import mnist_pairs, toy_digits
-    from vspair.studies.mnist.figures import redraw
-    from vspair.studies.mnist.perturbations import compare as perturb
-    from vspair.studies.mnist.readings import compare, some_tests
-    from vspair.studies.mnist.study import NAMES, reproduce
+    from vspair.studies.mnist.study import SMOKE, STUDY, Scale
 
-    if only and not readings:
-        raise VspairError(f"--only {only[0]}: it names a reading. Give --readings too.")
-    part = (epochs > 0 or test < 6000) and not (smoke or readings or perturbations)
+    given: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "test": test}
+    refuse_scale_beside_smoke(smoke, given, Scale())
+    scale = replace(SMOKE, unit=unit) if smoke else Scale(**given, unit=unit)
+    part = not smoke and (epochs > 0 or test < 6000)
     name = "mnist" + "-unit" * unit + "-smoke" * smoke + "-part" * part
-    low, (out, runs) = 0.0 if unit else -1.0, places(name, out, runs)
-    if draw:
-        drew(redraw(out))
-        return
-    if smoke:
-        data, epochs = mnist_pairs(toy_digits(96, seed=0), seed=0, low=low, train=80), 1
-    else:
-        images = load_mnist(data_dir).train_images
-        data = some_tests(mnist_pairs(images, seed=0, low=low), test)
-    if perturbations:
-        say(perturb(data, out, folder=runs, device=device))
-        return
-    if readings:
-        how: dict[str, Any] = {"device": device, "minutes": minutes, "epochs": epochs or 14}
-        told(compare(data, out, folder=runs, names=only, **how))
-        return
-    counts = {name: seeds if name == "vsPAIR" else 1 for name in NAMES}
-    command = f"vspair reproduce mnist --seeds {seeds}"
-    command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
-    command += (f" --test {test}" if test < 6000 and not smoke else "") + " --unit" * unit
-    how = {"device": device, "minutes": minutes, "epochs": epochs, "command": command}
-    told(reproduce(data, out, folder=runs, seeds=counts, **how))
+    how: dict[str, Any] = {"device": device, "minutes": minutes, "fast": True, "show": True}
+    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, only=only, **how)
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues from the last checkpoints.")
+def mnist_conventions(
+    data_dir: Digits = None,
+    out: Results = None,
+    runs: Runs = None,
+    only: Annotated[str, typer.Option(help="Some of train,answers,report.")] = "",
+    name: Annotated[
+        list[str] | None, typer.Option(help="A convention; more than once for more; all if none.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Of each training.")] = 14,
+    unit: Annotated[bool, typer.Option("--unit", help="Pixels on [0, 1], not [-1, 1].")] = False,
+    minutes: Minutes = 0.0,
+    device: Device = "auto",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, tiny networks.")] = False,
+) -> None:
+    """Section 4.2: what the paper leaves open, tried, to see what gives its tables."""
+    from vspair.studies.mnist.conventions import SMOKE, STUDY, Scale
+
+    given: dict[str, Any] = {"epochs": epochs}
+    refuse_scale_beside_smoke(smoke, given, Scale())
+    scale = replace(SMOKE if smoke else Scale(**given), unit=unit)
+    scale = replace(scale, names=tuple(name)) if name else scale
+    folder = "mnist-conventions" + "-unit" * unit + "-smoke" * smoke
+    how: dict[str, Any] = {"device": device, "minutes": minutes, "fast": True, "show": True}
+    run_study(STUDY, scale, folder, out, runs, False, data_dir=data_dir, only=only, **how)
 
 
 @reproduce.command()

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.methods.ridge import Ridge
 
-__all__ = ["InpaintingData", "InpaintingProblem", "floors", "mnist_pairs", "toy_digits"]
+__all__ = ["InpaintingData", "InpaintingProblem", "mnist_pairs", "toy_digits"]
 
 
 @dataclass(frozen=True)
@@ -100,34 +100,19 @@ class InpaintingProblem:
 
 @dataclass(frozen=True)
 class InpaintingData:
-    """Pairs of clean images x and corrupted images y, and the masks of deleted pixels.
+    """Pairs of clean images x and corrupted images y, float32, each with shape (N, H, W).
 
     Arguments:
-        x_train: Clean images, float32, with shape (N, H, W).
-        y_train: Corrupted images, float32, with shape (N, H, W).
-        mask_train: The deleted pixels, bool, with shape (N, H, W).
-        x_test: Clean test images, float32, with shape (M, H, W).
-        y_test: Corrupted test images, float32, with shape (M, H, W).
-        mask_test: The deleted pixels of the test images, bool, with shape (M, H, W).
-        index_test: The place of each test image among those given, int64, with shape (M,).
+        train: Training pairs.
+        test: Test pairs.
         low: The value of a black pixel.
         high: The value of a white pixel.
     """
 
-    x_train: Tensor
-    y_train: Tensor
-    mask_train: Tensor
-    x_test: Tensor
-    y_test: Tensor
-    mask_test: Tensor
-    index_test: Tensor
+    train: Pairs
+    test: Pairs
     low: float = -1.0
     high: float = 1.0
-
-    @property
-    def scale(self) -> float:
-        """The factor that takes a squared error in the data's units to [0, 1] units."""
-        return 1 / (self.high - self.low) ** 2
 
 
 def mnist_pairs(
@@ -151,25 +136,16 @@ def mnist_pairs(
 
     Example:
         >>> data = mnist_pairs(toy_digits(50, seed=0), seed=0, train=40)
-        >>> data.y_train.shape, data.y_test.shape, data.scale
-        (torch.Size([40, 28, 28]), torch.Size([10, 28, 28]), 0.25)
+        >>> data.train.y.shape, data.test.y.shape
+        (torch.Size([40, 28, 28]), torch.Size([10, 28, 28]))
     """
     _check_pairs(images, low, high, train)
     generator = Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=generator)
     x = low + (high - low) * (torch.as_tensor(images).cpu()[order].float() / 255)
-    y, mask = InpaintingProblem(fill=float(x.min())).corrupt(x, generator)
-    return InpaintingData(
-        x_train=x[:train],
-        y_train=y[:train],
-        mask_train=mask[:train],
-        x_test=x[train:],
-        y_test=y[train:],
-        mask_test=mask[train:],
-        index_test=order[train:],
-        low=low,
-        high=high,
-    )
+    y, _ = InpaintingProblem(fill=float(x.min())).corrupt(x, generator)
+    pairs = Pairs(x, y)
+    return InpaintingData(pairs[:train], pairs[train:], low, high)
 
 
 def _check_pairs(images: Any, low: float, high: float, train: int) -> None:
@@ -185,24 +161,6 @@ def _check_pairs(images: Any, low: float, high: float, train: int) -> None:
             f"train = {train} of {len(images)} images: expected at least one image for training "
             "and one for the test."
         )
-
-
-def floors(data: InpaintingData) -> dict[str, float]:
-    """Return the test MSE of predictors that need no network, in the data's units.
-
-    Returns:
-        ``y``: the observation returned as it is; ``mean``: the mean training image; ``ridge``:
-        linear ridge regression from y to x, its penalty chosen on held-out training pairs.
-    """
-    answers = {
-        "y": data.y_test,
-        "mean": data.x_train.mean(0),
-        "ridge": Ridge(data.x_train, data.y_train)(data.y_test),
-    }
-    return {
-        name: float((answer - data.x_test).double().square().mean())
-        for name, answer in answers.items()
-    }
 
 
 # -- digits that need no data ---------------------------------------------------------------

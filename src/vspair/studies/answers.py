@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,14 @@ class Question:
 
     Arguments:
         pairs: The test pairs.
-        shown: The rows whose images are kept, with shape (n,).
+        shown: The rows whose images are kept, with shape (n,); none where not given.
         samples: Posterior samples for each observation.
         block: Observations that are answered at once.
         image_quality: Whether to add PSNR and SSIM.
     """
 
     pairs: Pairs
-    shown: Tensor
+    shown: Tensor = field(default_factory=lambda: torch.arange(0))
     samples: int = 50
     block: int = 200
     image_quality: bool = False
@@ -82,6 +82,8 @@ class Question:
     @torch.no_grad()
     def images(self, method: Method, rows: Tensor) -> dict[str, Tensor]:
         """Return a method's estimates and, where they have spread, deviations and a sample."""
+        if not len(rows):
+            return {}
         post = method.posterior(self.pairs.y[rows])
         generator = Generator(post.device).manual_seed(int(rows[0]))
         if not post.has_spread:

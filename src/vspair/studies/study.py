@@ -155,7 +155,9 @@ class Records:
         wrong = {k: (v, data[k]) for k, v in self.data.items() if self.stages and data[k] != v}
         for other, record in self.stages.items():
             for key, there in record["scale"].items():
-                free = other == name and stage.may_change(key, there, here.get(key))
+                # What grows may be ahead of stages that are yet to follow.
+                own = other == name or key in stage.grows
+                free = own and stage.may_change(key, there, here.get(key))
                 if key in here and here[key] != there and not free:
                     wrong[key] = there, here[key]
         if wrong:
@@ -296,7 +298,8 @@ class Study(Generic[S, D]):
         called = f"`{command}`" if command else f"the study `{self.name}`, called from Python,"
         head = f"Made by {called} at commit {commit} on {machine}."
         figures = captioned(self.redraw(out), self.captions)
-        text = f"# {self.title}\n\n{head} {report.text}\n\n## Figures\n\n{figures}\n"
+        text = f"# {self.title}\n\n{head} {report.text}\n"
+        text += f"\n## Figures\n\n{figures}\n" if figures else ""
         runs.write_text(out / "README.md", text)
         return text
 
