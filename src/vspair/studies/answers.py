@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ from vspair.evaluation import score_method
 from vspair.posterior import Method
 from vspair.runs.files import Groups, make_folder, read_groups, write_groups
 
-__all__ = ["Answers", "Question", "as_array", "digest"]
+__all__ = ["Answers", "Question", "as_array", "digest", "made_once"]
 
+M = TypeVar("M", bound=Method)
 _REMADE = "Remove it; the same command makes it again."
 
 
@@ -48,6 +49,12 @@ def as_array(values: Any) -> Any:
         return np.asarray(values)
     values = values.detach().cpu()
     return values.float().numpy() if values.is_floating_point() else values.numpy()
+
+
+def made_once(make: Callable[[], M]) -> Callable[[Tensor], M]:
+    """Return the same method for all rows of the test pairs, made when it is first asked."""
+    method = cache(make)
+    return lambda _: method()
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,6 @@ class Question:
     @torch.no_grad()
     def images(self, method: Method, rows: Tensor) -> dict[str, Tensor]:
         """Return a method's estimates and, where they have spread, deviations and a sample."""
-        if not len(rows):
-            return {}
         post = method.posterior(self.pairs.y[rows])
         generator = Generator(post.device).manual_seed(int(rows[0]))
         if not post.has_spread:
@@ -175,11 +180,11 @@ class Answers:
         if self.has(name, key):
             return True
         rows, seen = torch.arange(len(question.pairs.x)).split(question.block), question.shown
-        pictures = partial(question.images, method_for(seen), seen)
-        shown = self.blocks(f"{name}-shown", key, [pictures])
+        pictures = [partial(question.images, method_for(seen), seen)] if len(seen) else []
+        shown = self.blocks(f"{name}-shown", key, pictures)
         parts = self.blocks(name, own, [partial(_scored, question, method_for, r) for r in rows])
         if shown is None or parts is None or self.late(0.0):
             return False
         joined = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
-        self.write(name, key, {"scores": joined, "shown": shown[0], **more()})
+        self.write(name, key, {"scores": joined, "shown": shown[0] if shown else {}, **more()})
         return True

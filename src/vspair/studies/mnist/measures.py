@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from vspair.codes import SpikeSlab
 from vspair.data import Pairs
 from vspair.evaluation import scores
 from vspair.model import InverseModel, PairedAutoencoder
-from vspair.posterior import LatentPosterior, Method, PointPosterior
+from vspair.posterior import LatentPosterior, Method
 from vspair.problems.inpainting import InpaintingProblem
 from vspair.runs import Groups
 from vspair.studies.answers import Question, digest
@@ -102,27 +101,22 @@ class InpaintingQuestion(Question):
 def describe_model(
     load: Callable[[Tensor], InverseModel], pairs: Pairs, most: int = 2048
 ) -> Groups:
-    """Return what explains a model's scores: its autoencoder alone, batch norm, its codes.
+    """Return what explains a model's scores: its autoencoder alone, and its codes.
 
     Arguments:
         load: Returns the model that answers some rows.
         pairs: Test pairs.
         most: How many of them are used.
     """
-    model, some = load(torch.arange(0)), pairs[:most]
-    x, y = some.x.to(model.device), some.y.to(model.device)
+    model, x, y = load(torch.arange(0)), pairs.x[:most], pairs.y[:most]
     row = {"parameters": float(model.n_parameters)}
     if isinstance(model, PairedAutoencoder):
-        code = model.x_encoder(model.x_normaliser(x))
+        code = model.x_encoder(model.x_normaliser(x.to(model.device)))
         own = scores(LatentPosterior(model, code), x, samples=1)
         row["mse_autoencoder"] = float(own["mse_code"].mean())
         if isinstance(code, SpikeSlab):
             row["nnz_encoder"] = float(code.omega.sum(1).mean())
-    post, twin = model.posterior(y), copy.deepcopy(model).train()
-    codes = [twin.latent(part) for part in model.y_normaliser(y).split(64)]
-    parts = [twin.x_decoder(code.rsample(_seeded(post, i))) for i, code in enumerate(codes)]
-    in_training = PointPosterior(model.x_normaliser.inverse(torch.cat(parts)))
-    row["mse_training_mode"] = float(scores(in_training, x)["mse_mean"].mean())
+    post = model.posterior(y)
     return {"row": row | (uncertainty.spread_over_y(post) if model.rho is not None else {})}
 
 

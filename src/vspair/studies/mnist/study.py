@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vspair import config as configs
 from vspair.config import Config
@@ -26,7 +25,7 @@ from vspair.methods.ridge import Ridge
 from vspair.posterior import Method
 from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
 from vspair.report.tables import Table
-from vspair.studies.answers import digest
+from vspair.studies.answers import digest, made_once
 from vspair.studies.mnist import measures
 from vspair.studies.mnist.drawing import FIGURES, draw_all
 from vspair.studies.mnist.measures import InpaintingQuestion
@@ -52,6 +51,7 @@ FLOORS: dict[str, Callable[[Pairs], Method]] = {
 }
 """The methods that need no network, made from the training pairs."""
 
+RANGES = ("[-1, 1]", "[0, 1]")
 JUDGES = ("vPAIR", "sVAE", "vsPAIR")
 """The models whose mean error decides which images all are shown on, as in the paper."""
 
@@ -150,7 +150,6 @@ class Scale:
 SMOKE = Scale(epochs=2, test=16, small=True)
 
 Work = Workspace[Scale, InpaintingData]
-M = TypeVar("M", bound=Method)
 
 
 def load(scale: Scale, data_dir: Path | None) -> InpaintingData:
@@ -177,7 +176,7 @@ def train(work: Work) -> bool:
 def ask_all(work: Work) -> bool:
     """Ask every method about the test images: the floors, and what is trained."""
     asked, made_from = InpaintingQuestion(work.data.test), describe(work.data)
-    floors = {name: _made_once(partial(make, work.data.train)) for name, make in FLOORS.items()}
+    floors = {name: made_once(partial(make, work.data.train)) for name, make in FLOORS.items()}
     return all(
         work.answers.ask(name, method_for, asked, made_from) for name, method_for in floors.items()
     ) and all(ask_model(work, run, asked) for run in work.scale.trainings())
@@ -185,15 +184,9 @@ def ask_all(work: Work) -> bool:
 
 def ask_model(work: Work, run: str, asked: InpaintingQuestion, name: str = "") -> bool:
     """Ask the model of a run folder; its answer has the same name where none is given."""
-    model_for, weights = _made_once(partial(load_trained, work, run)), weights_digest(work, run)
+    model_for, weights = made_once(partial(load_trained, work, run)), weights_digest(work, run)
     more = partial(measures.describe_model, model_for, asked.pairs)
     return work.answers.ask(name or run, model_for, asked, weights, more)
-
-
-def _made_once(make: Callable[[], M]) -> Callable[[Tensor], M]:
-    """Return a method for any rows of the test pairs, made when it is first asked."""
-    method = cache(make)
-    return lambda _: method()
 
 
 def ask_and_illustrate(work: Work) -> bool:
@@ -252,11 +245,11 @@ def report(work: Work, records: Records) -> Report:
             k: v.astype(np.float16) if v.ndim > 2 and v.dtype == np.float32 else v
             for k, v in shown.items()  # images need few digits
         }
-    scale = sizes(work, records)
-    factor = 4 if work.scale.unit else 0.25
+    scale, unit = sizes(work, records), work.scale.unit
+    head = HEAD.format(**scale, factor=4 if unit else 0.25, other=RANGES[not unit])
     unharmed = work.answers.read("trivial-y")["scores"]["mse_mean"] == 0
-    parts = [HEAD.format(**scale, factor=factor), *tables(rows), REMARKS.format(unharmed.sum())]
-    return Report(rows, "\n\n".join(parts), numbers, scale)
+    text = "\n\n".join([head, *tables(rows), REMARKS.format(unharmed.sum())])
+    return Report(rows, text, numbers, scale)
 
 
 def sizes(work: Work, records: Records) -> dict[str, Any]:
@@ -267,25 +260,24 @@ def sizes(work: Work, records: Records) -> dict[str, Any]:
         "train": records.data["train"],
         "test": len(work.answers.read("trivial-y")["scores"]["mse_mean"]),
         "digits": "made here" if scale.small else "of MNIST",
-        "pixels": "[0, 1]" if scale.unit else "[-1, 1]",
+        "pixels": RANGES[scale.unit],
         "paper_scale": not scale.epochs and not scale.small and scale.test == 6000,
     }
 
 
 HEAD = (
-    "{train:,} training and {test:,} test pairs of digits {digits}, {epochs} epochs. Pixels and "
-    "errors are on {pixels}; times {factor:g}, squared errors are on the other of [-1, 1] and "
-    "[0, 1]. The paper's value stands behind ours; what its text leaves open was tried by "
-    "`vspair reproduce mnist-conventions`. vsPAIR (paper) is trained without the penalty on "
-    "undecided gates that the paper prints, lambda_b = 0.05. A method without samples answers "
-    "with one estimate, which counts as a sample and as the mean; its CRPS is the mean absolute "
-    "error."
+    "{train:,} training and {test:,} test pairs of digits {digits}, {epochs} epochs. Squared "
+    "errors are on {pixels}; times {factor:g} on {other}. The paper's value stands behind ours; "
+    "what its text leaves open was tried by `vspair reproduce mnist-conventions`. vsPAIR (paper) "
+    "is trained without the penalty on undecided gates that the paper prints, lambda_b = 0.05. A "
+    "method without samples answers with one estimate, which counts as a sample and as the mean; "
+    "its CRPS is the mean absolute error."
 )
 REMARKS = (
     "For the localisation ratio a dimension is moved by 50 % of its value in one sample; all "
-    "dimensions are those that are not zero in it. Images without a dimension to move "
-    "have no ratio, nor have the {} test images that lost nothing, where x = y. Coverage "
-    "is of single pixels."
+    "dimensions are those that are not zero in it. Images without a dimension to move have no "
+    "ratio, nor have the {} test images that lost nothing, where x = y. Coverage is of single "
+    "pixels."
 )
 
 TRAINED, ASKED = ("epochs", "unit", "small", "seeds"), ("epochs", "unit", "small", "seeds", "test")
