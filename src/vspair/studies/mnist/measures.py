@@ -205,7 +205,7 @@ def _reconstructions(model: InverseModel, asked: Question, rows: Tensor) -> dict
 
 
 def _walk(post: LatentPosterior, most: int = 3) -> dict[str, Tensor]:
-    """Return mean reconstructions of one image along its leading factors.
+    """Return mean reconstructions of one image along the factors that carry most variance.
 
     Only factors that are active in all samples are taken, or in any where those are too few.
 
@@ -217,8 +217,7 @@ def _walk(post: LatentPosterior, most: int = 3) -> dict[str, Tensor]:
     among = stable if int(stable.sum()) >= most else some
     if not among.any():
         return {}
-    changes = uncertainty.sensitivity(post, [f for f in WALK if f != 0], dims=among)
-    dims = uncertainty.most_sensitive(changes, min(most, int(among.sum())))[0]
+    dims = post.factors(min(most, int(among.sum())), among=among).index[0]
     walk = uncertainty.perturb(post, dims, WALK, SAMPLES, _seeded(post))[0]
     return {"walk_dims": dims, "walk_stable": stable[0, dims], "walk_images": walk}
 

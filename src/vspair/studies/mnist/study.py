@@ -173,13 +173,11 @@ def train(work: Work) -> bool:
     return train_all(work, work.scale.trainings(), work.data.train)
 
 
-def ask_all(work: Work) -> bool:
-    """Ask every method about the test images: the floors, and what is trained."""
+def ask_floors(work: Work) -> bool:
+    """Ask the methods that need no network about the test images."""
     asked, made_from = InpaintingQuestion(work.data.test), describe(work.data)
-    floors = {name: made_once(partial(make, work.data.train)) for name, make in FLOORS.items()}
-    return all(
-        work.answers.ask(name, method_for, asked, made_from) for name, method_for in floors.items()
-    ) and all(ask_model(work, run, asked) for run in work.scale.trainings())
+    methods = {name: made_once(partial(make, work.data.train)) for name, make in FLOORS.items()}
+    return all(work.answers.ask(name, m, asked, made_from) for name, m in methods.items())
 
 
 def ask_model(work: Work, run: str, asked: InpaintingQuestion, name: str = "") -> bool:
@@ -189,9 +187,10 @@ def ask_model(work: Work, run: str, asked: InpaintingQuestion, name: str = "") -
     return work.answers.ask(name or run, model_for, asked, weights, more)
 
 
-def ask_and_illustrate(work: Work) -> bool:
+def ask_all(work: Work) -> bool:
     """Ask every method; then keep what figures show of the models of seed 0."""
-    if not ask_all(work):
+    asked, runs = InpaintingQuestion(work.data.test), work.scale.trainings()
+    if not ask_floors(work) or not all(ask_model(work, run, asked) for run in runs):
         return False
     answers = {name: work.answers.read(f"{name}-0") for name in MODELS}
     errors = [torch.as_tensor(answers[name]["scores"]["mse_mean"]) for name in JUDGES]
@@ -201,7 +200,7 @@ def ask_and_illustrate(work: Work) -> bool:
         if not work.answers.has(f"figures/{name}", key):
             if work.late():
                 return False
-            model, asked = load_trained(work, f"{name}-0"), InpaintingQuestion(work.data.test)
+            model = load_trained(work, f"{name}-0")
             numbers = measures.figure_numbers(model, asked, answer["scores"], shared)
             numbers["range"] = torch.tensor((work.data.low, work.data.high))
             work.answers.write(f"figures/{name}", key, {"numbers": numbers})
@@ -289,7 +288,7 @@ STUDY = Study[Scale, InpaintingData](
     describe=describe,
     stages={
         "train": Stage(train, TRAINED, grows=("seeds",)),
-        "answers": Stage(ask_and_illustrate, ASKED, grows=("seeds",), renews=("test",)),
+        "answers": Stage(ask_all, ASKED, grows=("seeds",), renews=("test",)),
     },
     report=report,
     draw=draw_all,
