@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vspair import config as configs
 from vspair.problems.gaussian import GaussianProblem
-from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
 
 # The same examples in every run, and no time limit for an example on a busy machine.
 settings.register_profile("vspair", deadline=None, derandomize=True, database=None)
@@ -78,25 +77,3 @@ def base() -> configs.Config:
     model = {"x_size": 8, "y_size": 8, "x_network": network, "y_network": network, "map_hidden": 8}
     training = {"epochs": 1, "batch_size": 16, "checkpoint_seconds": 0.02}
     return configs.override(configs.preset("paper"), {"model": model, "training": training})
-
-
-@pytest.fixture(scope="session")
-def digits() -> InpaintingData:
-    """Made digits with deleted squares: 80 training and 16 test pairs."""
-    return mnist_pairs(toy_digits(96, seed=0), seed=0, train=80)
-
-
-@pytest.fixture
-def small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The MNIST study's configurations with few latent dimensions and narrow networks."""
-    from vspair.studies.mnist import study as mnist
-
-    plain = mnist.shipped
-
-    def shipped(name: str) -> configs.Config:
-        network = {"kind": "conv", "width": 4, "depth": 2}
-        sizes = {"x_size": 24, "y_size": 8, "x_network": network, "y_network": network}
-        few = {"active": 6} if name == "calibrated" else {}
-        return configs.override(plain(name), {"model": sizes, "objective": few})
-
-    monkeypatch.setattr(mnist, "shipped", shipped)

@@ -1,4 +1,4 @@
-"""Blind inpainting: the law of the masks, the pairs, the trivial predictors, the stand-in."""
+"""Blind inpainting: the law of the masks, the pairs, the stand-in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.errors import VspairError
-from vspair.methods.ridge import Ridge
 from vspair.problems.inpainting import (
     InpaintingData,
     InpaintingProblem,
-    floors,
     mnist_pairs,
     toy_digits,
 )
@@ -164,45 +162,40 @@ def test_a_generator_of_the_images_device_serves_too(device: str) -> None:
 
 
 def test_the_corrupted_region_is_what_changed() -> None:
-    data = mnist_pairs(toy_digits(200, seed=0), seed=0, train=100)
-    changed = InpaintingProblem.changed(data.x_test, data.y_test)
+    x = torch.from_numpy(toy_digits(100, seed=0)).float() / 127.5 - 1
+    y, mask = InpaintingProblem().corrupt(x, seeded())
+    changed = InpaintingProblem.changed(x, y)
     assert changed.dtype == torch.bool
-    assert torch.equal(changed, data.mask_test & (data.x_test > -1))
-    assert 0 < int(changed.sum()) < int(data.mask_test.sum())
+    assert torch.equal(changed, mask & (x > -1))
+    assert 0 < int(changed.sum()) < int(mask.sum())
 
 
 # -- the pairs ------------------------------------------------------------------------------
 
 
 def tensors(data: InpaintingData) -> list[Tensor]:
-    return [value for value in vars(data).values() if isinstance(value, Tensor)]
+    return [data.train.x, data.train.y, data.test.x, data.test.y]
 
 
 def test_pairs_are_split_typed_and_in_range() -> None:
-    images = toy_digits(60, seed=0)
-    data = mnist_pairs(images, seed=3, train=54)
-    assert [len(t) for t in tensors(data)] == [54, 54, 54, 6, 6, 6, 6]
-    for t in (data.x_train, data.y_train, data.x_test, data.y_test):
+    data = mnist_pairs(toy_digits(60, seed=0), seed=3, train=54)
+    assert [len(t) for t in tensors(data)] == [54, 54, 6, 6]
+    for t in tensors(data):
         assert t.dtype == torch.float32
         assert (float(t.min()), float(t.max())) == (-1.0, 1.0)
-    assert data.mask_train.dtype == data.mask_test.dtype == torch.bool
-    for x, y, mask in (
-        (data.x_train, data.y_train, data.mask_train),
-        (data.x_test, data.y_test, data.mask_test),
-    ):
-        assert torch.equal(y, torch.where(mask, -1.0, x))
+    for pairs in (data.train, data.test):
+        lost = InpaintingProblem.changed(pairs.x, pairs.y)
+        assert lost.any()
+        assert torch.equal(pairs.y, torch.where(lost, -1.0, pairs.x))
 
 
-def test_the_index_leads_back_to_the_images() -> None:
-    images = toy_digits(60, seed=0)
-    data = mnist_pairs(images, seed=3, train=50)
-    back = torch.from_numpy(images)[data.index_test]
-    torch.testing.assert_close((data.x_test + 1) * 127.5, back.float(), rtol=0, atol=1e-4)
-    sums = torch.cat([data.x_train, data.x_test]).sum((1, 2)).sort().values
-    every = (torch.from_numpy(images).float() / 127.5 - 1).sum((1, 2)).sort().values
-    torch.testing.assert_close(sums, every)
-    assert len(data.index_test.unique()) == 10
-    assert not torch.equal(data.index_test, torch.arange(50, 60))
+def test_every_image_is_there_once_in_another_order() -> None:
+    images = torch.from_numpy(toy_digits(60, seed=0)).float() / 127.5 - 1
+    data = mnist_pairs(toy_digits(60, seed=0), seed=3, train=50)
+    x = torch.cat([data.train.x, data.test.x])
+    same = (x[:, None] - images).abs().amax((2, 3)) < 1e-4
+    assert torch.equal(same.sum(0), torch.ones(60, dtype=torch.long))
+    assert not torch.equal(same.int().argmax(1), torch.arange(60))
 
 
 def test_the_seed_fixes_pairs_whatever_the_range_and_the_split() -> None:
@@ -212,43 +205,18 @@ def test_the_seed_fixes_pairs_whatever_the_range_and_the_split() -> None:
         tensors(data), tensors(mnist_pairs(images, seed=1, train=50)), strict=True
     ):
         assert torch.equal(one, other)
-    assert not torch.equal(data.x_train, mnist_pairs(images, seed=2, train=50).x_train)
+    assert not torch.equal(data.train.x, mnist_pairs(images, seed=2, train=50).train.x)
     unit = mnist_pairs(torch.from_numpy(images), seed=1, low=0.0, train=40)
-    assert torch.equal(unit.mask_test[10:], data.mask_test)
-    torch.testing.assert_close(2 * unit.y_test[10:] - 1, data.y_test)
-    assert (float(unit.y_test.min()), float(unit.x_test.max())) == (0.0, 1.0)
+    torch.testing.assert_close(2 * unit.test.x[10:] - 1, data.test.x)
+    torch.testing.assert_close(2 * unit.test.y[10:] - 1, data.test.y)
+    assert (float(unit.test.y.min()), float(unit.test.x.max())) == (0.0, 1.0)
 
 
 def test_squares_take_the_least_value_of_the_data() -> None:
     images = np.maximum(toy_digits(20, seed=0), 51)
-    data = mnist_pairs(images, seed=0, low=0.0, train=10)
-    assert float(data.x_train.min()) == pytest.approx(0.2)
-    assert (data.y_train[data.mask_train] == data.x_train.min()).all()
-
-
-# -- the trivial predictors -----------------------------------------------------------------
-
-
-def test_floors_are_those_of_their_predictors() -> None:
-    data = mnist_pairs(toy_digits(900, seed=0), seed=0, train=800)
-    found = floors(data)
-    assert list(found) == ["y", "mean", "ridge"]
-    lost = ((data.x_test + 1) * data.mask_test).double().square().mean()
-    spread = (data.x_test - data.x_train.mean(0)).double().square().mean()
-    linear = (Ridge(data.x_train, data.y_train)(data.y_test) - data.x_test).square().mean()
-    assert found["y"] == pytest.approx(float(lost))
-    assert found["mean"] == pytest.approx(float(spread))
-    assert found["ridge"] == pytest.approx(float(linear))
-    assert found["ridge"] < found["y"] < found["mean"]
-
-
-def test_scale_takes_errors_to_unit_range() -> None:
-    images = toy_digits(300, seed=0)
-    wide = mnist_pairs(images, seed=0, train=250)
-    unit = mnist_pairs(images, seed=0, low=0.0, train=250)
-    assert (wide.scale, unit.scale) == (0.25, 1.0)
-    errors = [float((data.y_test - data.x_test).square().mean()) for data in (wide, unit)]
-    assert errors[0] * wide.scale == pytest.approx(errors[1] * unit.scale, rel=1e-5)
+    train = mnist_pairs(images, seed=0, low=0.0, train=10).train
+    assert float(train.x.min()) == pytest.approx(0.2)
+    assert (train.y[train.y != train.x] == train.x.min()).all()
 
 
 # -- the stand-in ---------------------------------------------------------------------------

@@ -1,22 +1,64 @@
-"""The MNIST study on digits that the repository makes, at a scale of seconds."""
+"""The MNIST study on digits that the repository makes, with tiny networks."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Generator, Tensor
+from typer.testing import CliRunner
 
-from vspair.problems.inpainting import InpaintingData
-from vspair.studies.mnist import study
-from vspair.studies.results import Row
+from vspair import config as configs
+from vspair import runs
+from vspair.cli import app
+from vspair.config import ModelConfig, ModelName
+from vspair.errors import VspairError
+from vspair.evaluation import score_method
+from vspair.model import InverseModel, PairedAutoencoder, build
+from vspair.networks import NetworkConfig
+from vspair.problems.inpainting import InpaintingProblem
+from vspair.studies.mnist import conventions
+from vspair.studies.mnist.measures import InpaintingQuestion, at_percentiles, figure_numbers
+from vspair.studies.mnist.study import FLOORS, MODELS, PAPER, SMOKE, STUDY, Scale
+from vspair.studies.study import Workspace
+from vspair.uncertainty import localisation
+from vspair.vocabulary import look_up
+
+PUBLISHED = Path(__file__).parents[1] / "results" / "mnist"
+QUIET = replace(STUDY, draw=lambda *_: [])
+"""The study without pictures, which take longer than all else."""
 
 
-@pytest.mark.parametrize("name", study.NAMES)
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def summary(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "summary.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of runs and results of the whole study, made in one go."""
+    folder = tmp_path_factory.mktemp("mnist")
+    text = QUIET.reproduce(SMOKE, out=folder / "out", folder=folder / "runs", device="cpu")
+    assert text is not None
+    assert "paper 0.0762" in text
+    return folder / "runs", folder / "out"
+
+
+# -- the study -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_configurations_are_the_papers(name: str) -> None:
-    c = study.shipped(name)
-    assert c.model.kind == study.NAMES[name][0]
+    c = Scale().config(name)
+    assert c == configs.shipped(f"mnist-{name.lower()}")
+    assert c.model.kind == MODELS[name][0]
     assert (c.training.epochs, c.training.batch_size) == (100, 64)
     if name == "calibrated":
         return
@@ -37,49 +79,272 @@ def test_configurations_are_the_papers(name: str) -> None:
     assert c.objective.lambda_binary == 0.0
 
 
-@pytest.mark.usefixtures("small_mnist")
-def test_it_stops_in_time_continues_and_writes_tables(
-    digits: InpaintingData, tmp_path: Path
+def test_stopped_and_continued_it_gives_the_same(
+    done: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments: dict[str, Any] = {
-        "folder": tmp_path / "runs",
-        "epochs": 2,
-        "command": "test",
-    }
-    assert study.reproduce(digits, tmp_path / "out", minutes=1e-9, **arguments) is None
-    text = study.reproduce(digits, tmp_path / "out", **arguments)
-    assert text is not None
-    assert "paper 0.0762" in text
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    found = {(r["model"], r.get("preset", "")) for r in summary["rows"]}
-    assert set(study.NAMES.values()) | {("trivial-y", ""), ("ridge", "")} <= found
-    assert summary["scale"]["paper_scale"] is False
+    folder, out = tmp_path / "runs", tmp_path / "out"
+    more: dict[str, Any] = {"out": out, "folder": folder, "device": "cpu"}
+    assert QUIET.reproduce(SMOKE, minutes=1e-9, **more) is None
+    with pytest.raises(VspairError, match=r"PAIR-0 was stopped after 0 of 2 epochs: continue by"):
+        QUIET.reproduce(SMOKE, only="answers", **more)
+    assert QUIET.reproduce(SMOKE, only="train", **more) == "Done: train."
+    stops = 0
+    while True:
+        calls = iter([False] * 3)
+        with monkeypatch.context() as patch:  # time for a few answers at a go
+            patch.setattr(Workspace, "late", lambda *_, c=calls: next(c, True))
+            if QUIET.reproduce(SMOKE, **more) is not None:
+                break
+        stops += 1
+    assert stops > 2
+    assert summary(out)["rows"] == summary(done[1])["rows"]
+    for name, part in runs.read_groups(done[1] / "figures.npz", "").items():
+        again = runs.read_groups(out / "figures.npz", "")[name]
+        for key, values in part.items():
+            assert np.array_equal(values, again[key], equal_nan=values.dtype.kind == "f"), key
+
+
+def test_a_second_call_makes_nothing(done: tuple[Path, Path]) -> None:
+    before = {folder: snapshot(folder) for folder in done}
+    QUIET.reproduce(SMOKE, out=done[1], folder=done[0], device="cpu")
+    assert before == {folder: snapshot(folder) for folder in done}
+
+
+def test_all_methods_are_scored_alike_with_names_of_the_vocabulary(
+    done: tuple[Path, Path],
+) -> None:
+    document = summary(done[1])
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in document["rows"]:
+        look_up(row["metric"])
+        found.setdefault((row["model"], row.get("preset", "")), set()).add(row["metric"])
+    assert list(found) == [*((name, "") for name in FLOORS), *MODELS.values()]
+    assert all({"mse_mean", "mse_sample", "crps"} <= names for names in found.values())
+    assert "coverage_90" not in found["ridge", ""] | found["PAIR", ""]
+    assert {"sparsity", "localization_median_any", "nnz_encoder"} <= found["vsPAIR", "paper"]
+    printed = {row["metric"] for row in document["rows"] if row.get("paper") == 39}
+    assert printed == {"nnz"}
+    assert document["scale"]["paper_scale"] is False
+    assert all(look_up(metric) for values in PAPER.values() for metric in values)
+
+
+def test_numbers_are_those_of_the_one_scorer(done: tuple[Path, Path]) -> None:
+    model, pairs = runs.load(done[0] / "vsPAIR-0"), STUDY.load(SMOKE, None).test
+    scores = score_method(model, pairs.x, pairs.y, samples=30, chunk=500)
+    rows = {r["metric"]: r for r in summary(done[1])["rows"] if r.get("preset") == "paper"}
+    for name, values in scores.items():
+        assert rows[name]["value"] == pytest.approx(float(values.mean()), rel=1e-6), name
+    assert rows["parameters"]["value"] == model.n_parameters
+    assert rows["sparsity"]["value"] == pytest.approx(1 - rows["nnz"]["value"] / 24)
+
+
+def test_the_report_needs_answers_alone(done: tuple[Path, Path], tmp_path: Path) -> None:
+    for name in ("answers", "records.json"):
+        copy = shutil.copytree if (done[0] / name).is_dir() else shutil.copy
+        copy(done[0] / name, tmp_path / name)
+    study = replace(QUIET, load=lambda *_: pytest.fail("the data are not needed"))
+    study.reproduce(Scale(), out=tmp_path / "out", folder=tmp_path, only="report", device="cpu")
+    assert summary(tmp_path / "out")["rows"] == summary(done[1])["rows"]
+    assert (tmp_path / "out" / "README.md").read_text() == (done[1] / "README.md").read_text()
+
+
+def test_figures_are_drawn_again_from_what_the_published_file_holds(
+    done: tuple[Path, Path], tmp_path: Path
+) -> None:
+    seen: runs.Groups = {}
+
+    def draw(groups: runs.Groups, _: Path) -> list[Path]:
+        seen.update(groups)
+        return []
+
+    replace(STUDY, draw=draw).redraw(done[1])
+    published = runs.read_groups(PUBLISHED / "figures.npz", "")
+    assert list(seen) == list(published)
+    for name, part in published.items():
+        assert set(seen[name]) == set(part), name
+        for key, values in part.items():
+            assert seen[name][key].ndim == values.ndim, key
+    for content, words in ((None, "There is no file"), (b"no zip", "is damaged")):
+        if content is not None:
+            (tmp_path / "figures.npz").write_bytes(content)
+        shown = CliRunner().invoke(app, ["reproduce", "mnist", "--draw", "--out", str(tmp_path)])
+        assert isinstance(shown.exception, VspairError)
+        assert words in str(shown.exception)
+        assert str(tmp_path / "figures.npz") in str(shown.exception)
+
+
+def test_a_folder_keeps_its_scale_and_takes_more_seeds(
+    done: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(done[0], folder)
+    more: dict[str, Any] = {"out": tmp_path / "out", "folder": folder, "device": "cpu"}
+    with pytest.raises(VspairError, match=r"other settings: epochs is 2 there and 3 here"):
+        QUIET.reproduce(replace(SMOKE, epochs=3), **more)
+    with pytest.raises(VspairError, match=r"only = 'sVAE': expected some of train, answers, rep"):
+        QUIET.reproduce(SMOKE, only="sVAE", **more)
+    with pytest.raises(VspairError, match=r"There is no run .*vsPAIR-1: train it first"):
+        QUIET.reproduce(replace(SMOKE, seeds=2), only="answers", **more)
+    QUIET.reproduce(replace(SMOKE, seeds=2, test=8), **more)
+    rows = {(r["model"], r.get("preset")): r for r in summary(tmp_path / "out")["rows"]}
+    assert [k for k, r in rows.items() if r["seeds"] == 2 and "spread" in r] == [
+        ("vsPAIR", "paper")
+    ]
+    assert summary(tmp_path / "out")["scale"]["test"] == 8
 
 
 @pytest.mark.parametrize(
-    ("low", "words"), [(-1.0, "times 0.25 on [0, 1]"), (0.0, "times 4 on [-1, 1]")]
+    ("flags", "folder"),
+    [
+        ([], "mnist"),
+        (["--epochs", "1"], "mnist-part"),
+        (["--test", "300"], "mnist-part"),
+        (["--unit"], "mnist-unit"),
+        (["--smoke"], "mnist-smoke"),
+    ],
 )
-def test_squared_errors_are_told_in_both_units(
-    digits: InpaintingData, low: float, words: str
+def test_smaller_runs_do_not_replace_the_whole_study(
+    flags: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = replace(digits, low=low)
-    rows = [Row("PAIR", "", "mse", 0.1)]
-    text = study._text(rows, data, {"train": 1, "test": 1, "epochs": 1}, "test", "cpu")
-    assert words in text
-    factor = 0.25 if low else 4.0
-    assert f"| MSE of one sample | {0.1 * factor:.4g} |" in text.split("## Squared errors")[1]
+    seen: list[tuple[Scale, Path]] = []
+    note = lambda _, scale, *, out, **__: seen.append((scale, out))  # noqa: E731
+    monkeypatch.setattr(type(STUDY), "reproduce", note)
+    told = CliRunner().invoke(app, ["reproduce", "mnist", *flags])
+    assert told.exit_code == 0, told.output
+    assert [out for _, out in seen] == [Path("results", folder)]
+    assert seen[0][0].unit == ("--unit" in flags)
 
 
-@pytest.mark.usefixtures("small_mnist")
-def test_measures_are_those_of_the_samples(digits: InpaintingData, tmp_path: Path) -> None:
-    job = study.Job("vsPAIR", study.shipped("vsPAIR"))
-    assert study.train([job], digits, tmp_path, device="cpu", epochs=1)
-    model = study.load(job, tmp_path, "cpu")
-    row, images = study.measure(model, digits, chunk=5)
-    assert len(images["mse"]) == len(digits.x_test)
-    post = model.posterior(digits.y_test)
-    again = (post.mean(2000) - digits.x_test).square().mean()
-    assert row["mse30"] == pytest.approx(float(again), rel=0.1)
-    assert row["nnz"] == pytest.approx(float(post.parameters()["omega"].sum(-1).mean()), rel=0.2)
-    assert row["parameters"] == model.n_parameters
-    assert torch.equal(model.x_normaliser.mean, torch.zeros(28, 28))
+def test_smoke_has_a_scale_of_its_own() -> None:
+    told = CliRunner().invoke(app, ["reproduce", "mnist", "--smoke", "--epochs", "3"])
+    assert str(told.exception) == "--smoke has a scale of its own: leave out --epochs."
+
+
+# -- what is measured ------------------------------------------------------------------------
+
+SIZE, SURE = 12, 5
+
+
+def make(kind: ModelName, gates: Tensor | None = None) -> InverseModel:
+    """Return an untrained model; gates open half of the time unless biases are given."""
+    network = NetworkConfig("conv", width=2, depth=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(kind))
+        model = build(ModelConfig(kind, SIZE, 6, network, network), (28, 28), (28, 28))
+    if gates is not None:
+        assert isinstance(model, PairedAutoencoder)
+        last = list(model.inverse_map.parameters())[-1]
+        last.data[2 * SIZE :] = gates
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def question() -> InpaintingQuestion:
+    return InpaintingQuestion(STUDY.load(SMOKE, None).test)
+
+
+Shown = tuple[InverseModel, dict[str, Tensor], dict[str, Any], Tensor]
+
+
+@pytest.fixture(scope="module", params=["some factors are sure", "none is"])
+def shown(request: pytest.FixtureRequest, question: InpaintingQuestion) -> Shown:
+    """A model, what is measured of test images, what figures show, and of which images."""
+    gates = torch.zeros(SIZE)
+    gates[:SURE] = 20.0 if request.param != "none is" else 0.0
+    model, rows = make("vsPAIR", gates), torch.arange(len(question.pairs))
+    scores = question.scores(model, rows)
+    shared = at_percentiles(scores["mse_mean"].flip(0))
+    return model, scores, figure_numbers(model, question, scores, shared), shared
+
+
+def test_percentile_images_are_at_the_percentiles_of_the_models_own_error(
+    shown: Shown, question: InpaintingQuestion
+) -> None:
+    _, scores, found, _ = shown
+    error = scores["mse_mean"]
+    for place, index in zip((0.25, 0.5, 0.96), found["percentile_index"], strict=True):
+        below = int((error < error[index]).sum())
+        assert abs(below - place * (len(error) - 1)) <= 0.5
+    assert torch.equal(found["percentile_mse"], error[found["percentile_index"]])
+    assert torch.equal(found["percentile_x"], question.pairs.x[found["percentile_index"]])
+
+
+def test_perturbed_factors_are_always_active_where_there_are_enough(
+    shown: Shown, question: InpaintingQuestion
+) -> None:
+    model, scores, found, shared = shown
+    sure = bool((scores["always_active"] >= SURE).all())
+    assert found["walk_stable"].tolist() == [sure] * 3
+    assert not sure or (found["walk_dims"] < SURE).all()
+    mean = model.posterior(question.pairs.y[shared[1]][None]).mean(30, Generator().manual_seed(0))
+    assert torch.allclose(found["walk_images"][:, 3], mean, atol=1e-5)
+    assert (found["walk_images"][:, 0] - found["walk_images"][:, 3]).abs().max() > 1e-3
+
+
+def test_change_maps_show_the_localised_dimension(
+    shown: Shown, question: InpaintingQuestion
+) -> None:
+    model, scores, found, shared = shown
+    kind = "stable" if bool((scores["always_active"] >= SURE).all()) else "any"
+    assert torch.equal(found["localised_dim"], scores[f"dim_{kind}"][shared])
+    assert torch.equal(found["localised_ratio"], scores[f"ratio_{kind}"][shared])
+    region = found["shared_region"]
+    ratios = localisation(model.posterior(question.pairs.y[shared]), region, 4.0).ratio
+    for change, inside, dim, ratio in zip(
+        found["localised_change"], region, found["localised_dim"], ratios, strict=True
+    ):
+        assert float(change[inside].mean() / change[~inside].mean()) == pytest.approx(
+            float(ratio[dim]), rel=0.02
+        )
+
+
+def test_a_model_whose_gates_are_all_closed_is_measured(question: InpaintingQuestion) -> None:
+    """No factor is active, nothing varies, and there is nothing to move."""
+    model, rows = make("vsPAIR", torch.full((SIZE,), -40.0)), torch.arange(len(question.pairs))
+    scores = question.scores(model, rows)
+    found = figure_numbers(model, question, scores, torch.arange(3))
+    assert found["code_nnz"].tolist() == [0, 0, 0]
+    assert found["localised_dim"].tolist() == [-1, -1, -1]
+    assert not {"walk_images", "variance_ratio"} & set(found)
+
+
+def test_steps_and_what_is_moved_belong_to_the_question(question: InpaintingQuestion) -> None:
+    model, rows = make("vPAIR"), torch.arange(len(question.pairs))
+    region = InpaintingProblem.changed(question.pairs.x, question.pairs.y)
+    other = replace(question, base="mean", step=4.0)
+    assert other.key != question.key
+    moved = localisation(model.posterior(question.pairs.y), region, 4.0).ratio.max(1).values
+    assert torch.allclose(other.scores(model, rows)["ratio_any"], moved)
+
+
+# -- what the paper leaves open --------------------------------------------------------------
+
+
+def test_conventions_are_different_and_the_study_is_among_them() -> None:
+    tried = conventions.Scale(epochs=100).trainings()
+    assert len({repr(config) for config in tried.values()}) == len(tried)
+    assert len(tried) == len(conventions.CONVENTIONS)
+    assert all(Scale(epochs=100).config(name) in tried.values() for name in MODELS)
+    penalties = {
+        run: config.objective.lambda_binary
+        for run, config in tried.items()
+        if run.startswith("vsPAIR")
+    }
+    assert penalties == {run: 0.0 if "no-penalty" in run else 0.05 for run in penalties}
+
+
+def test_conventions_are_trained_and_asked_like_the_study(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"out": tmp_path / "out", "folder": tmp_path, "device": "cpu"}
+    assert conventions.STUDY.reproduce(conventions.SMOKE, minutes=1e-9, **more) is None
+    text = conventions.STUDY.reproduce(conventions.SMOKE, **more)
+    assert text is not None
+    lines = [line for line in text.splitlines() if line.startswith("| sVAE")]
+    assert len(lines) == 5
+    assert sum(line.startswith("| sVAE (mean moved by 25 %)") for line in lines) == 1
+    name = "PAIR: map fitted by codes"
+    text = conventions.STUDY.reproduce(replace(conventions.SMOKE, names=(name,)), **more)
+    assert text is not None
+    assert name in text
+    assert all(line in text for line in lines)  # those of before stay
+    told = CliRunner().invoke(app, ["reproduce", "mnist-conventions", "--smoke", "--name", "X"])
+    assert "There is no convention 'X'. There are: vsPAIR: sigma;" in str(told.exception)
