@@ -245,8 +245,10 @@ class Study(Generic[S, D]):
             jobs, compile, fast, show,
         )  # fmt: skip
         work = [name for name in names if name in self.stages]
+        for name in work:  # what is refused leaves no empty results folder behind
+            data = self.describe(workspace.data)
+            Records(folder).check(name, self.stages[name], scale, data)
         if work and "report" in names:
-            workspace.data  # noqa: B018 - a mistaken data folder leaves no empty results behind
             runs.make_folder(out)  # refused now rather than after hours
         if not all(self._run(workspace, name) for name in work):
             return None
@@ -265,15 +267,13 @@ class Study(Generic[S, D]):
     def _run(self, workspace: Workspace[S, D], name: str) -> bool:
         """Run a stage and record it, unless it had nothing to do; return whether it ended."""
         stage, records = self.stages[name], Records(workspace.folder)
-        data = self.describe(workspace.data)
-        records.check(name, stage, workspace.scale, data)
         workspace.say(f"{name}:")
         workspace.worked = False
         try:
             return stage.work(workspace)
         finally:
             if workspace.worked:
-                records.data = data
+                records.data = self.describe(workspace.data)
                 records.note(name, workspace, stage)
 
     def publish(self, workspace: Workspace[S, D], out: Path) -> str:
