@@ -22,26 +22,25 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from vspair import config as configs
 from vspair.config import Config
-from vspair.data import Pairs
-from vspair.datasets.lodopab import load_slices
+from vspair.datasets.lodopab import load_slices, split_patients
+from vspair.evaluation import score_method
 from vspair.fitting import start_training
-from vspair.methods.fbp import Fbp
+from vspair.methods import Fbp
 from vspair.model import InverseModel
-from vspair.problems.ct import CtPairs, CtProblem
+from vspair.problems.ct import CtPairs, CtProblem, coarsen, moved_copies
 from vspair.runs import commit, machine
-from vspair.studies.ct.data import HALF, augment, split_patients
-from vspair.studies.ct.measures import codes, judge_samples, wider
+from vspair.studies.ct.data import HALF
+from vspair.studies.ct.study import codes
 from vspair.studies.factors import code_row
 
 PROBLEM = CtProblem(HALF, noise=0.1)
 NETWORK = {"kind": "conv", "width": 8, "depth": 2}
-SHOWN = ("mse", "mse_sample", "crps", "coverage_90", "coverage_90_with_noise")
+SHOWN = ("mse_mean", "mse_sample", "crps", "coverage_90", "coverage_90_with_noise")
 
 
 def configuration(options: argparse.Namespace) -> Config:
@@ -70,16 +69,11 @@ def chosen(patient: NDArray[Any], patients: int, slices: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, slices or len(rows)).round().long()]
 
 
-@torch.no_grad()
 def judged(model: InverseModel, part: CtPairs) -> dict[str, float]:
     """Return means over up to 400 pairs, by 50 samples of each."""
-    rows, found = torch.linspace(0, len(part.x) - 1, min(400, len(part.x))).long(), []
-    for some in rows.split(100):
-        generator = Generator().manual_seed(0)
-        drawn = model.posterior(part.y[some]).sample(50, generator)
-        row = judge_samples(drawn, part.x[some])
-        found.append(row | wider(model, drawn, part.x[some], generator))
-    return {name: float(torch.stack([f[name].mean() for f in found]).mean()) for name in SHOWN}
+    some = part[torch.linspace(0, len(part) - 1, min(400, len(part))).long()]
+    found = score_method(model, some.x, some.y, chunk=100)
+    return {name: float(found[name].mean()) for name in SHOWN}
 
 
 def main() -> None:
@@ -110,15 +104,15 @@ def main() -> None:
         parser.error("--patients and --slices: expected 0 or more.")
     slices = load_slices(options.data_dir)
     rest, held = split_patients(slices.train.patient)
-    halves = [F.avg_pool2d(p.x[:, None], 2)[:, 0] for p in (slices.train, slices.test)]
+    halves = [coarsen(part.x, 2, 44) for part in (slices.train, slices.test)]
     few = rest[chosen(slices.train.patient[rest], options.patients, options.slices)]
-    train = PROBLEM.pairs(augment(halves[0][few], options.copies, Generator().manual_seed(3)), 0)
+    moved = moved_copies(halves[0][few], options.copies - 1, Generator().manual_seed(3))
+    train = PROBLEM.pairs(torch.cat((halves[0][few], moved)), 0)
     held_out, test = PROBLEM.pairs(halves[0][held], 1), PROBLEM.pairs(halves[1], 2)
-    pairs, held_pairs = (Pairs(part.x, part.y) for part in (train, held_out))
-    trainer, start = start_training(pairs, held_pairs, configuration(options)), time.monotonic()
+    trainer, start = start_training(train, held_out, configuration(options)), time.monotonic()
     trainer.train(show=True)
     took, model = time.monotonic() - start, trainer.model
-    window = (Fbp(HALF, window="hann")(test.y) - test.x).square().mean()
+    window = score_method(Fbp(HALF, window="hann"), test.x, test.y)["mse_mean"].mean()
     found = code_row(codes(model, test.y), Generator().manual_seed(0))
     print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
     print(f"FBP with a Hann window has {float(window):.3g}")
@@ -126,8 +120,7 @@ def main() -> None:
         f"weights of epoch {trainer.state.best_epoch}, decoder noise {float(model.noise_std):.3g}"
     )
     print("codes of test patients:", ", ".join(f"{k} {v:.4g}" for k, v in found.items()))
-    plain = CtPairs(*(t[: len(few)] for t in train))
-    for who, part in (("training", plain), ("held-out", held_out), ("test", test)):
+    for who, part in (("training", train[: len(few)]), ("held-out", held_out), ("test", test)):
         words = [f"{name} {value:.3g}" for name, value in judged(model, part).items()]
         print(f"{who} patients: {', '.join(words)}")
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
+from vspair.evaluation import score_method
+from vspair.methods import TvAdmm
 from vspair.runs import commit, machine, pick_device
-from vspair.studies.ct.answers import WEIGHTS, choose_weights, solve
-from vspair.studies.ct.data import Scale, bin_of, draw, edges
-from vspair.studies.ct.training import Bench
+from vspair.studies.ct.data import Scale, bin_edges, bin_of, load
+from vspair.studies.ct.methods import WEIGHTS, Bench, choose_weights
 
 FINER = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 BLOCK = 100
@@ -33,22 +34,22 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     scale = Scale(copies=1)
-    data, where = draw(scale, options.data_dir), pick_device(options.device)
-    rows = torch.arange(0, len(data.test.x), options.every)
-    place = bin_of(data.test_level[rows], scale.noise)
-    names = [f"{a:g}-{b:g} %" for a, b in pairwise(edges(scale.noise))]
-    print(f"{machine(where)}, commit {commit()}, {len(rows)} test slices; MSE (weight)")
+    data, where = load(scale, options.data_dir), pick_device(options.device)
+    test = data.test[torch.arange(0, len(data.test), options.every)]
+    place = bin_of(test.level, scale.noise)
+    names = [f"{a:g}-{b:g} %" for a, b in pairwise(bin_edges(scale.noise))]
+    print(f"{machine(where)}, commit {commit()}, {len(test)} test slices; MSE (weight)")
     print(" " * 14, *(f"{name:>18}" for name in names), flush=True)
     for name, weights in (("the paper's", WEIGHTS), ("finer", FINER)):
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(scale, data, Path(folder), where)
-            chosen = choose_weights(bench, weights)
+            chosen = choose_weights(Bench(scale, lambda: data, Path(folder), where), weights)
         assert chosen is not None, "there is no time limit"
-        error = torch.cat([
-            (solve(bench, data.test.y[part], chosen[own].to(where)).x.cpu() - data.test.x[part])
-            .square().mean((1, 2))
-            for part, own in zip(rows.split(BLOCK), place.split(BLOCK), strict=True)
-        ])  # fmt: skip
+        error = torch.empty(len(test), dtype=torch.float64)
+        for rows in torch.arange(len(test)).split(BLOCK):
+            method = TvAdmm(data.problem.transform, chosen[place[rows]].to(where))
+            pairs = test[rows]
+            scored = score_method(method, pairs.x, pairs.y.to(where), chunk=BLOCK)
+            error[rows] = scored["mse_mean"]
         cells = [f"{float(error[place == i].mean()):.3g} ({w:g})" for i, w in enumerate(chosen)]
         print(f"{name:<14}", *(f"{cell:>18}" for cell in cells), flush=True)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.errors import VspairError
-from vspair.problems.ct import CtProblem, Geometry, RayTransform, coarsen
+from vspair.problems.ct import CtProblem, Geometry, RayTransform, coarsen, moved_copies
 from vspair.problems.ct import gather as gather_module
 
 GOLDEN = Path(__file__).with_name("golden") / "ct.npz"
@@ -308,6 +308,39 @@ def test_pairs_are_reproducible_by_seed() -> None:
     assert torch.equal(quiet.y, problem.forward(x))
     with pytest.raises(VspairError, match="expected \\(N, rows, columns\\)"):
         problem.pairs(x[0], 0)
+
+
+def test_pairs_say_their_noise_and_join_and_split_with_it() -> None:
+    problem = CtProblem(GEOMETRIES["small"])
+    x = images(problem.geometry, 300).float()  # more than are projected at once
+    pairs, clean = problem.pairs(x, 1), problem.forward(x)
+    span = clean.amax((1, 2)) - clean.amin((1, 2))
+    torch.testing.assert_close(pairs.level, 100 * pairs.deviation / span)
+    measured = 100 * (pairs.y - clean).std((1, 2)) / span
+    torch.testing.assert_close(measured, pairs.level, rtol=0.3, atol=1e-3)
+    joined = pairs[:2].followed_by(pairs[torch.tensor([7, 9])])
+    for name in ("x", "y", "deviation", "level"):
+        assert torch.equal(getattr(joined, name), getattr(pairs, name)[[0, 1, 7, 9]])
+    alone = problem.pairs(x[:5], 1)
+    assert torch.equal(alone.x, pairs.x[:5])
+    assert torch.equal(
+        CtProblem(problem.geometry).pairs(torch.zeros(1, 12, 12), 0).level, alone.level[:1] * 0
+    )
+
+
+def test_moved_copies_stay_in_range_and_near() -> None:
+    """A disc in the middle stays a disc of about its size, near the middle."""
+    grid = torch.linspace(-1, 1, 64)
+    x = (grid[:, None].square() + grid.square() < 0.16).float().expand(5, 64, 64)
+    moved = moved_copies(x, 3, Generator().manual_seed(0))
+    assert moved.shape == (15, 64, 64)
+    assert 0 <= float(moved.min()) <= float(moved.max()) <= 1
+    area = moved.mean((1, 2)) / x.mean()
+    assert 0.9**2 - 0.05 < float((1 / area).min()) < float((1 / area).max()) < 1.1**2 + 0.05
+    right = (moved * grid).sum((1, 2)) / moved.sum((1, 2))
+    assert 0.02 < float(right.abs().max()) < 0.25
+    assert float((moved - x.repeat(3, 1, 1)).square().mean((1, 2)).min()) > 1e-4
+    assert moved_copies(x, 0, Generator()).shape == (0, 64, 64)
 
 
 @pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf, "a", None, True])

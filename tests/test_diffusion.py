@@ -20,7 +20,6 @@ from vspair.errors import VspairError
 from vspair.methods.dps import (
     T_END,
     VPSDE,
-    deviation,
     dps,
     noise_loss,
     reverse,
@@ -355,14 +354,6 @@ def test_a_ray_transform_and_a_network_that_keeps_its_weights() -> None:
         errors.append(float((ray(x[0]) - y).norm() / y.norm()))
     assert errors[1] < 0.2 * errors[0]
     assert gain.grad is None
-
-
-def test_the_deviation_of_trajectories() -> None:
-    x = torch.randn(10, 3, 4, 5, dtype=torch.float64)
-    by_hand = ((x - x.mean(0)).square().sum(0) / 9).sqrt()
-    torch.testing.assert_close(deviation(x), by_hand)
-    with pytest.raises(VspairError, match="at least 2 trajectories"):
-        deviation(x[:1])
 
 
 @pytest.mark.parametrize(

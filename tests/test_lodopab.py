@@ -20,6 +20,7 @@ from vspair.datasets.lodopab import (
     Slices,
     load_compact,
     load_slices,
+    split_patients,
 )
 from vspair.errors import VspairError
 from vspair.problems.ct import Geometry, RayTransform, coarsen
@@ -328,3 +329,24 @@ def test_an_empty_folder_is_no_reason_for_phantoms(tmp_path: Path) -> None:
         load_slices(tmp_path)
     with pytest.raises(VspairError, match="train = 0"):
         load_slices(train=0)
+
+
+# -- held-out patients ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_held_out_patients_are_not_trained_on(seed: int) -> None:
+    counts = [257, 132, 132, 134, 86, 131, 127, 132, 206, 155, 483, 122, 262, 519, 122]
+    patient = np.repeat(np.array([f"P{i}" for i in range(15)]), counts)
+    np.random.default_rng(seed).shuffle(patient)
+    train, held = split_patients(patient, 0.1, seed)
+    assert not set(patient[train]) & set(patient[held])
+    assert sorted(torch.cat((train, held)).tolist()) == list(range(3000))
+    assert 0 < len(held) <= 300
+
+
+def test_one_patient_of_two_is_held_out_and_one_alone_refused() -> None:
+    train, held = split_patients(np.array(["b", "a", "b", "b"]))
+    assert (train.tolist(), held.tolist()) == ([0, 2, 3], [1])
+    with pytest.raises(VspairError, match="at least 2"):
+        split_patients(np.array(["a", "a"]))

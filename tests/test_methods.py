@@ -139,6 +139,21 @@ def test_an_answer_can_be_had_again(name: str) -> None:
     assert torch.equal(first, second)
 
 
+@every
+def test_an_answer_is_timed(name: str) -> None:
+    method, y = METHODS[name](), observed(name, fields(1).x)
+    assert evaluation.answer_seconds(method, y, repeats=1) > 0
+    assert evaluation.answer_seconds(method, y, samples=2, repeats=1) > 0
+
+
+def test_one_trajectory_has_no_spread() -> None:
+    prior = Prior((8, 8), (4, 8)).eval().requires_grad_(False)
+    how: dict[str, float] = {"steps": 2, "zeta": 0.01}
+    few = methods.Dps(prior, RayTransform(GEOMETRY), trajectories=1, **how)  # type: ignore[arg-type]
+    post = few.posterior(observed("dps", fields(3).x))
+    assert (post.has_spread, post.mean().shape) == (False, (3, 8, 8))
+
+
 # -- the posteriors that are not a model's ----------------------------------------------------
 
 

@@ -7,6 +7,7 @@ numbers from it, under the names of :data:`vspair.vocabulary.VOCABULARY`.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from vspair.model import InverseModel
 from vspair.posterior import LatentPosterior, Method, PointPosterior, Posterior
 from vspair.runs.files import atomically
 
-__all__ = ["evaluate", "excess", "invert", "score_method", "scores"]
+__all__ = ["answer_seconds", "evaluate", "excess", "invert", "score_method", "scores"]
 
 WITH_NOISE = ("crps", "coverage_90", "beyond_2_std")
 """The scores that are also given of samples with the decoder's noise."""
@@ -164,6 +165,38 @@ def score_method(
             row |= {f"{name}_with_noise": noisy[name] for name in WITH_NOISE if name in noisy}
         parts.append({name: values.double().cpu() for name, values in row.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@torch.no_grad()
+def answer_seconds(method: Method, y: Tensor, *, samples: int = 0, repeats: int = 3) -> float:
+    """Return the seconds of an answer: the median of a few, after one to warm up.
+
+    Arguments:
+        method: Anything that answers with a posterior.
+        y: Observations, with shape (B, *y_shape), where the method computes.
+        samples: How many samples are asked for; 0 asks for an estimate, of a model that is the
+            decoded mean code.
+        repeats: How many answers are timed.
+    """
+    times = []
+    for _ in range(repeats + 1):
+        _wait_for(y.device)
+        start = time.perf_counter()
+        post = method.posterior(y)
+        if samples:
+            post.sample(samples)
+        elif isinstance(post, LatentPosterior):
+            post.approximate_mean()
+        else:
+            post.mean()
+        _wait_for(y.device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def evaluate(

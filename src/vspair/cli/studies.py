@@ -102,13 +102,10 @@ def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
 
 
 def of_real_slices(data_dir: Path | None, runs: Path | None, only: str) -> bool:
-    """Return whether a CT study is of real slices; of a report, its answers know it best."""
+    """Return whether a CT study is of real slices; of a report, its records know it best."""
     if only == "report" and runs is not None:
-        for path in sorted(runs.glob("answers/*.json")):
-            with suppress(OSError, ValueError, AttributeError):  # the report says what is damaged
-                phantoms = json.loads(path.read_bytes()).get("phantoms")
-                if phantoms is not None:
-                    return not phantoms
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the report says what is damaged
+            return not json.loads((runs / "records.json").read_bytes())["data"]["phantoms"]
     return data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
 
 
@@ -279,21 +276,16 @@ def ct(
     draw: Draw = False,
 ) -> None:
     """Section 4.3: computed tomography, with every baseline on the same sinograms."""
-    from vspair.studies.ct.figures import redraw
-    from vspair.studies.ct.study import SMOKE, Scale
-    from vspair.studies.ct.study import reproduce as run
+    from vspair.studies.ct.study import SMOKE, STUDY, Scale
 
-    real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
-    out, runs = places(ct_name("ct", real, smoke, epochs > 0), out, runs)
-    if draw:
-        drew(redraw(out))
-        return
     given: dict[str, Any] = {"epochs": epochs, "prior_epochs": prior_epochs, "copies": copies}
     given |= {"regression_epochs": regression_epochs, "dps_images": dps_images, "zeta": zeta}
-    own_scale(smoke, given, asdict(Scale()))
-    scale = SMOKE if smoke else Scale(**given)
-    how: dict[str, Any] = {"device": device, "minutes": minutes, "compile": compile}
-    told(run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, show=True, **how))
+    refuse_scale_beside_smoke(smoke, given, Scale())
+    real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
+    name = ct_name("ct", real, smoke, epochs > 0)
+    how: dict[str, Any] = {"data_dir": data_dir, "only": only, "device": device, "show": True}
+    how |= {"minutes": minutes, "compile": compile}
+    run_study(STUDY, SMOKE if smoke else Scale(**given), name, out, runs, draw, **how)
 
 
 @reproduce.command()

@@ -42,7 +42,15 @@ from vspair.datasets.phantoms import chest_phantoms
 from vspair.errors import VspairError
 from vspair.problems.ct.problem import coarsen
 
-__all__ = ["LENGTHS", "CtSlices", "Lodopab", "Slices", "load_compact", "load_slices"]
+__all__ = [
+    "LENGTHS",
+    "CtSlices",
+    "Lodopab",
+    "Slices",
+    "load_compact",
+    "load_slices",
+    "split_patients",
+]
 
 Part = Literal["train", "validation", "test"]
 
@@ -257,6 +265,36 @@ class CtSlices:
                 f"{self.source}: patient {both[0]} is in the training and in the test part "
                 f"({len(both)} such patients). Split by patient."
             )
+
+
+def split_patients(
+    patient: NDArray[Any], share: float = 0.1, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the indices of training and held-out slices, which share no patient.
+
+    Patients are held out in a random order as long as their slices stay within the share; the
+    one with the fewest slices where that is none.
+
+    Arguments:
+        patient: Whose each slice is, with shape (N,).
+        share: The largest share of the slices to hold out.
+        seed: Fixes the order.
+    """
+    names, counts = np.unique(patient, return_counts=True)
+    if len(names) < 2:
+        raise VspairError(
+            f"The training slices are of {len(names)} patient: expected at least 2, of whom one "
+            "is held out."
+        )
+    order = torch.randperm(len(names), generator=Generator().manual_seed(seed)).tolist()
+    wanted, held, chosen = share * len(patient), 0, []
+    for i in order:
+        if held + counts[i] <= wanted:
+            chosen.append(names[i])
+            held += counts[i]
+    chosen = chosen or [names[counts.argmin()]]
+    inside = torch.from_numpy(np.isin(patient, chosen))
+    return torch.nonzero(~inside)[:, 0], torch.nonzero(inside)[:, 0]
 
 
 def load_slices(

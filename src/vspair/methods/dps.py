@@ -44,7 +44,7 @@ from torch import Generator, Tensor
 from vspair.data import Normaliser
 from vspair.errors import VspairError
 from vspair.networks.unet import WIDTHS, UNet, channels_of
-from vspair.posterior import SamplePosterior
+from vspair.posterior import PointPosterior, Posterior, SamplePosterior
 from vspair.runs import pick_device
 from vspair.training.networks import NetworkTraining, Plan, Trainable
 
@@ -410,7 +410,7 @@ class Dps:
     Arguments:
         prior: The trained prior.
         operator: A, from images (n, \\*shape) to observations (n, \\*y_shape).
-        trajectories: Samples of each observation, at least 2; the paper has 10.
+        trajectories: Samples of each observation; the paper has 10. A single one has no spread.
         seed: Fixes them.
         options: Other arguments of :func:`dps`, such as ``steps`` and ``zeta``.
     """
@@ -430,7 +430,7 @@ class Dps:
         self.trajectories, self.seed = trajectories, seed
         self.n_parameters = sum(p.numel() for p in prior.parameters())
 
-    def posterior(self, y: Tensor) -> SamplePosterior:
+    def posterior(self, y: Tensor) -> Posterior:
         r"""Return samples for observations of shape (B, \\*y_shape); all are made at once."""
         y = y.to(self.prior.normaliser.mean.device)
         generator = Generator(y.device).manual_seed(self.seed)
@@ -440,4 +440,4 @@ class Dps:
         drawn = dps(
             network, sde, self.operator, y, shape, generator=generator, inverse=inverse, **how
         )
-        return SamplePosterior(drawn)
+        return SamplePosterior(drawn) if len(drawn) > 1 else PointPosterior(drawn[0], self.name)

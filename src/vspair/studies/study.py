@@ -37,7 +37,7 @@ D = TypeVar("D")
 """A study's data."""
 
 FIGURES = "figures.npz"
-_ADVICE = "Restore it, or remove the folder that it is in: the same command makes it again."
+_ADVICE = "Restore it, or remove it: the same command makes it again from what else is there."
 
 
 @dataclass
@@ -168,10 +168,14 @@ class Records:
             )
 
     def note(self, name: str, workspace: Workspace[Any, Any], stage: Stage[Any, Any]) -> None:
-        """Record that a stage has done something, with this commit, machine and command."""
+        """Record that a stage has done something, with this commit, machine and command.
+
+        A stage that found its work done, by whom no record says, is recorded as such.
+        """
         earlier = self.stages.get(name, {"commits": [], "machines": [], "commands": []})
-        new = {"commits": runs.commit(), "machines": runs.machine(workspace.device)}
-        new["commands"] = runs.command_line()
+        new = {"commits": "unknown", "machines": "unknown", "commands": runs.command_line()}
+        if workspace.worked:
+            new |= {"commits": runs.commit(), "machines": runs.machine(workspace.device)}
         record: dict[str, Any] = {k: [*dict.fromkeys([*earlier[k], v])] for k, v in new.items()}
         record["scale"] = {key: getattr(workspace.scale, key) for key in stage.uses}
         self.stages[name] = record
@@ -266,13 +270,15 @@ class Study(Generic[S, D]):
 
     def _run(self, workspace: Workspace[S, D], name: str) -> bool:
         """Run a stage and record it, unless it had nothing to do; return whether it ended."""
-        stage, records = self.stages[name], Records(workspace.folder)
+        stage = self.stages[name]
         workspace.say(f"{name}:")
-        workspace.worked = False
+        workspace.worked, done = False, False
         try:
-            return stage.work(workspace)
+            done = stage.work(workspace)
+            return done
         finally:
-            if workspace.worked:
+            records = Records(workspace.folder)  # other stages may have ended elsewhere
+            if workspace.worked or (done and name not in records.stages):
                 records.data = self.describe(workspace.data)
                 records.note(name, workspace, stage)
 

@@ -1,7 +1,7 @@
 """Computed tomography, section 4.3: geometry, ray transform, noisy observations."""
 
 from vspair.problems.ct.geometry import LODOPAB_PIXEL, Geometry
-from vspair.problems.ct.problem import CtPairs, CtProblem, coarsen
+from vspair.problems.ct.problem import CtPairs, CtProblem, coarsen, moved_copies
 from vspair.problems.ct.ray import RayTransform
 
 __all__ = [
@@ -11,4 +11,5 @@ __all__ = [
     "Geometry",
     "RayTransform",
     "coarsen",
+    "moved_copies",
 ]

@@ -12,25 +12,44 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.problems.ct.geometry import Geometry
 from vspair.problems.ct.ray import RayTransform
 
-__all__ = ["CtPairs", "CtProblem", "coarsen"]
+__all__ = ["CtPairs", "CtProblem", "coarsen", "moved_copies"]
+
+_BLOCK = 256
+"""Images that are projected at once."""
 
 
-class CtPairs(NamedTuple):
-    """Images x (N, R, C), sinograms y (N, A, D), and the noise's deviation in each y (N,)."""
+@dataclass(frozen=True)
+class CtPairs(Pairs):
+    """Images x (N, R, C) and sinograms y (N, A, D) with what is known of their noise.
 
-    x: Tensor
-    y: Tensor
+    Arguments:
+        x: The images.
+        y: The sinograms.
+        deviation: The standard deviation of the noise in each y, with shape (N,).
+        level: The same in per cent of the range of the sinogram without noise, with shape (N,).
+    """
+
     deviation: Tensor
+    level: Tensor
+
+    def __getitem__(self, rows: Tensor | slice) -> CtPairs:
+        return CtPairs(self.x[rows], self.y[rows], self.deviation[rows], self.level[rows])
+
+    def followed_by(self, other: CtPairs) -> CtPairs:
+        """Return these pairs and others behind them."""
+        parts = ((self.x, other.x), (self.y, other.y))
+        noise = ((self.deviation, other.deviation), (self.level, other.level))
+        return CtPairs(*(torch.cat(both) for both in (*parts, *noise)))
 
 
 def coarsen(x: Tensor, factor: int = 4, size: int = 88) -> Tensor:
@@ -65,6 +84,34 @@ def coarsen(x: Tensor, factor: int = 4, size: int = 88) -> Tensor:
     middle = x[..., top : top + side, left : left + side]
     flat = middle.reshape(-1, 1, side, side)
     return F.avg_pool2d(flat, factor).reshape(*x.shape[:-2], size, size)
+
+
+def moved_copies(x: Tensor, copies: int, generator: Generator) -> Tensor:
+    """Return images turned, scaled and shifted a little, with shape (copies * N, R, C).
+
+    Each is turned by up to 10 degrees, scaled by up to a tenth and shifted by up to a tenth of
+    the side; what comes in from outside repeats the border. None is mirrored: chests are not
+    symmetric.
+
+    Arguments:
+        x: Images, with shape (N, R, C).
+        copies: How many copies are made of each.
+        generator: The source of randomness.
+    """
+
+    def between(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(len(x), *shape, generator=generator)
+
+    parts = [x[:0]]
+    for _ in range(copies):
+        angle, size = between(-1, 1) * math.pi / 18, between(0.9, 1.1)
+        cos, sin = angle.cos() * size, angle.sin() * size
+        turned = torch.stack((cos, -sin, sin, cos), 1).reshape(-1, 2, 2)
+        where = torch.cat((turned, between(-0.2, 0.2, 2, 1)), 2)
+        grid = F.affine_grid(where, [len(x), 1, *x.shape[1:]], align_corners=False)
+        moved = F.grid_sample(x[:, None], grid, padding_mode="border", align_corners=False)
+        parts.append(moved[:, 0])
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -116,17 +163,16 @@ class CtProblem:
         Returns:
             Sinograms with shape (*, A, D) and deviations with shape (*).
         """
-        clean = self.forward(x)
-        return self.disturb(clean, generator)
+        return self._add_noise(self.forward(x), generator)[:2]
 
-    def disturb(self, clean: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Return sinograms (*, A, D) with noise, and its standard deviation in each, (*)."""
+    def _add_noise(self, clean: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sinograms (*, A, D) with noise, its deviation and the range without it, (*)."""
         where, dtype = generator.device, clean.dtype
         share = torch.rand(clean.shape[:-2], generator=generator, dtype=dtype, device=where)
         unit = torch.randn(clean.shape, generator=generator, dtype=dtype, device=where)
         span = clean.amax((-2, -1)) - clean.amin((-2, -1))
         deviation = self.noise * span * share.to(clean.device)
-        return clean + deviation[..., None, None] * unit.to(clean.device), deviation
+        return clean + deviation[..., None, None] * unit.to(clean.device), deviation, span
 
     def pairs(self, x: Tensor, seed: int) -> CtPairs:
         """Return images of shape (N, R, C) with noisy sinograms, fixed by the seed."""
@@ -134,5 +180,8 @@ class CtProblem:
             raise VspairError(
                 f"x has shape {tuple(x.shape)}: expected (N, rows, columns), with N images."
             )
-        y, deviation = self.observe(x, Generator().manual_seed(seed))
-        return CtPairs(x, y, deviation)
+        generator = Generator().manual_seed(seed)
+        parts = [self._add_noise(self.forward(part), generator) for part in x.split(_BLOCK)]
+        y, deviation, span = (torch.cat(each) for each in zip(*parts, strict=True))
+        level = 100 * deviation / span.clamp(min=torch.finfo(span.dtype).tiny)
+        return CtPairs(x, y, deviation, level)

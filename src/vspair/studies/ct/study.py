@@ -1,252 +1,266 @@
 """Computed tomography, section 4.3 and appendix D.3, with every baseline on the same sinograms.
 
-The study has stages, which can be run one at a time: each stops in time and goes on where it
-stopped. Trainings leave run folders, answers leave small files, and the report is made from these
-files alone. The paper trains on 3,000 slices; here some patients of these are held out, and the
-weights that are best on them are kept.
+The stages: four trainings, the answers of all methods to all test slices, those of DPS to a few,
+and the time that an answer takes. The report is made from the answers alone. The paper trains on
+3,000 slices; here some patients of these are held out, and the weights that are best on them are
+kept.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
 from vspair import runs
-from vspair.claims import alone
-from vspair.errors import VspairError
-from vspair.studies.ct.answers import answer_all, answer_dps
-from vspair.studies.ct.data import SMOKE, Scale, draw
-from vspair.studies.ct.figures import illustrate, numbers
-from vspair.studies.ct.seconds import measure_seconds
-from vspair.studies.ct.tables import collect, describe, error_by_noise, gather, text
-from vspair.studies.ct.training import (
+from vspair.codes import SpikeSlab
+from vspair.data import Pairs
+from vspair.evaluation import answer_seconds, score_method
+from vspair.methods import Dps
+from vspair.model import InverseModel, PairedAutoencoder
+from vspair.posterior import LatentPosterior, Method
+from vspair.runs import Groups
+from vspair.studies.answers import Question, digest
+from vspair.studies.ct import drawing
+from vspair.studies.ct.data import SMOKE, CtData, Scale, load, spread_out
+from vspair.studies.ct.methods import (
     Bench,
+    KeptSamples,
+    all_methods,
+    dps_samples,
+    load_or_build_prior,
     train_preset,
-    train_prior_in_time,
-    train_regression_in_time,
+    train_unet,
 )
-from vspair.studies.results import write_summary
-from vspair.training.side_by_side import deadline_in
+from vspair.studies.ct.tables import report
+from vspair.studies.factors import STEPS, code_row, leading, perturbed
+from vspair.studies.study import Stage, Study
 
-__all__ = ["SMOKE", "STAGES", "Scale", "report", "reproduce"]
+__all__ = ["SMOKE", "STUDY", "Scale", "codes"]
 
-_WORK: dict[str, Callable[[Bench], bool]] = {
-    "paper": partial(train_preset, preset="paper"),
-    "calibrated": partial(train_preset, preset="calibrated"),
-    "regression": train_regression_in_time,
-    "prior": train_prior_in_time,
-    "answers": answer_all,
-    "dps": answer_dps,
-    "seconds": measure_seconds,
-}
+BLOCK = 200
+"""Test slices of a block."""
 
-STAGES = (*_WORK, "report")
-"""The stages in their order: four trainings, answers, those of DPS, times, tables and figures."""
+PERTURBED = 2
+"""Test slices whose factors are perturbed."""
 
-Made = dict[str, list[str]]
-"""The ``commits`` and ``machines`` that a stage was run by."""
+MOST_OMEGA = 50_000
+"""Values of omega that a histogram is made from."""
 
-FLAGS = ("epochs", "regression_epochs", "prior_epochs", "copies", "dps_images", "zeta")
-"""What of a scale the command line sets."""
+TIMED_STEPS = 30
+"""Steps that a DPS trajectory is timed over; all its steps cost the same."""
 
-_USERS = {
-    "epochs": {"paper", "calibrated"},
-    "regression_epochs": {"regression"},
-    "prior_epochs": {"prior"},
-    "trajectories": {"dps"},
-    "steps": {"dps"},
-    "zeta": {"dps"},
-}
-"""The stages that are made with some of a scale; all others use the rest."""
-
-_REMADE = (
-    "Restore it, or remove the folder that it is in and give the same command: the trainings "
-    "stay, the answers are made again."
-)
+CHUNK = 128
+"""Observations that are encoded at once."""
 
 
-def reproduce(
-    out: Path,
-    *,
-    folder: Path,
-    data_dir: Path | None = None,
-    scale: Scale | None = None,
-    only: str = "",
-    device: str = "auto",
-    minutes: float = 0.0,
-    compile: bool = False,
-    show: bool = False,
-) -> str | None:
-    """Run the study, or one stage of it.
-
-    Arguments:
-        out: The folder of the results; files of an earlier study in it are replaced.
-        folder: The folder of trainings and answers; what is there is not made again.
-        data_dir: Where real slices are; phantoms where neither it nor VSPAIR_DATA is given.
-        scale: How much to do; the paper's where not given.
-        only: Some of :data:`STAGES`, with commas between them; all where not given.
-        device: Where to compute.
-        minutes: Save and stop after so many minutes; 0 goes on to the end.
-        compile: Whether to compile networks on a GPU.
-        show: Whether to say what is done, with bars.
-
-    Returns:
-        The tables as Markdown, or what was done; nothing where time ran out: call again to
-        continue.
-    """
-    stages = only.split(",") if only else list(STAGES)
-    if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise VspairError(f"only = {unknown[0]!r}: expected some of {', '.join(STAGES)}.")
-    deadline, scale = deadline_in(minutes), scale or Scale()
-    work = [stage for stage in stages if stage in _WORK]
-    if work:
-        where = runs.pick_device(device)
-        bench = Bench(scale, draw(scale, data_dir), folder, where, deadline, compile, show)
-        bench.say(f"{'Phantoms' if bench.data.phantoms else 'Real slices'}, on {where}.")
-        if "report" in stages:
-            runs.make_folder(out)  # refused now rather than after hours
-    if not all(_work(bench, stage) for stage in work):
-        return None
-    if "report" not in stages:
-        return f"Done: {', '.join(stages)}."
-    return report(out, folder / "answers")
+# -- answers --------------------------------------------------------------------------------
 
 
-# -- what results are made with --------------------------------------------------------------
+def _shown(bench: Bench) -> Tensor:
+    """Return the test slices that DPS answers and figures show, by rising noise, (n,)."""
+    return spread_out(bench.data.test.level, bench.scale.dps_images)
 
 
-def _flags(values: Mapping[str, Any]) -> str:
-    """Return values of a scale as a command has them, a space before each."""
-    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in values.items())
+def _on_device(bench: Bench, pairs: Pairs) -> Pairs:
+    return Pairs(pairs.x.to(bench.device), pairs.y.to(bench.device))
 
 
-def _command(scale: Mapping[str, Any], phantoms: bool) -> str:
-    """Return the command that makes results at a scale, or the call where there is none."""
-    where = "" if phantoms else " --data-dir D"
-    if scale == asdict(SMOKE):
-        return f"vspair reproduce ct --smoke{where}"
-    changed = {k: v for k, v in scale.items() if v != asdict(Scale()).get(k)}
-    if set(changed) <= set(FLAGS):
-        return f"vspair reproduce ct{where}{_flags(changed)}"
-    words = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-    data = "" if phantoms else "data_dir=D, "
-    return f"vspair.studies.ct.study.reproduce(out, folder=runs, {data}scale=Scale({words}))"
-
-
-def _free(name: str, there: Any, here: Any, done: set[str], stage: str) -> bool:
-    """Return whether a stage may change what is noted of the scale.
-
-    It may where nothing was made with it; a U-Net may be trained on, and DPS is answered anew.
-    """
-    users = _USERS.get(name, set(_WORK))
-    if not users & done:
-        return True
-    return users == {stage} and (stage == "dps" or here > there)
-
-
-def _agree(path: Path, noted: Mapping[str, Any], bench: Bench, stage: str) -> None:
-    """Refuse a stage whose scale or slices are not those of what the folder holds."""
-    done, here = set(noted.get("made", {})), asdict(bench.scale)
-    if done and noted["phantoms"] != bench.data.phantoms:
-        there, now, advice = "phantoms", "real slices", "no --data-dir and no VSPAIR_DATA"
-        if not noted["phantoms"]:
-            there, now, advice = now, there, "--data-dir"
-        raise VspairError(f"{path} notes {there}, here are {now}. Give {advice}, or other --runs.")
-    wrong = {
-        k: v
-        for k, v in noted["scale"].items()
-        if k in here and v != here[k] and not _free(k, v, here[k], done, stage)
-    }
-    if wrong:
-        words = "; ".join(f"{k} is {v} there and {here[k]} here" for k, v in wrong.items())
-        given = _flags({k: v for k, v in wrong.items() if k in FLAGS}).strip()
-        if noted["scale"] == asdict(SMOKE):
-            given = "--smoke"
-        advice = f"Give {given}" if given else "Give the same scale"
-        raise VspairError(f"{path} notes another scale: {words}. {advice}, or other --runs.")
-
-
-def _traces(bench: Bench) -> dict[Path, int]:
-    """Return when each file was written that only a stage with something to do writes."""
-    names = ("*/metrics.jsonl", "*/weights.safetensors", "answers/blocks/*.npz")
-    paths = [p for name in (*names, "answers/seconds.npz") for p in bench.folder.glob(name)]
-    return {path: path.stat().st_mtime_ns for path in paths}
-
-
-def _work(bench: Bench, stage: str) -> bool:
-    """Run a stage and note it, unless it wrote nothing; return whether it ended."""
-    before, earlier = _traces(bench), _note(bench, stage)
-    bench.say(f"{stage}:")
-    try:
-        return _WORK[stage](bench)
-    finally:
-        if _traces(bench) == before:
-            _note(bench, stage, back_to=earlier)
-
-
-def _note(bench: Bench, stage: str, back_to: Made | None = None) -> Made:
-    """Write down beside the answers what they are made with, and by which commits of each stage.
-
-    Arguments:
-        bench: Scale and slices.
-        stage: What is run.
-        back_to: What was noted of the stage before; this commit and machine are added to what
-            is noted where not given.
-
-    Returns:
-        What was noted of the stage: ``commits`` and ``machines``, empty where it never wrote.
-    """
-    runs.make_folder(bench.answers)
-    path, here = bench.answers / "about.json", asdict(bench.scale)
-    with alone(bench.answers):
-        made: dict[str, Made] = {}
-        if path.is_file():
-            noted = runs.read_json(path, _REMADE)
-            _agree(path, noted, bench, stage)
-            made = noted.get("made", {})
-        earlier = made.pop(stage, {})
-        new = {"commits": runs.commit(), "machines": runs.machine(bench.device)}
-        added = {kind: sorted({*earlier.get(kind, []), name}) for kind, name in new.items()}
-        if entry := added if back_to is None else back_to:
-            made[stage] = entry
-        about = bench.data.shown | {
-            "scale": here,
-            "paper_scale": bench.scale == Scale() and not bench.data.phantoms,
-            "made": made,
-        }
-        runs.write_text(path, json.dumps(about, indent=1) + "\n")
-    return earlier
-
-
-# -- the report ------------------------------------------------------------------------------
-
-
-def report(out: Path, answers: Path) -> str:
-    """Write tables and figures from the answers that are there, and return the tables.
-
-    Arguments:
-        out: The folder of the results.
-        answers: The folder of the answers.
-    """
-    found, left = gather(answers)
-    about = runs.read_json(answers / "about.json", _REMADE)
-    noise, command = about["scale"]["noise"], _command(about["scale"], about["phantoms"])
-    commits, machines = (
-        ", ".join(sorted({name for part in about["made"].values() for name in part[kind]}))
-        for kind in ("commits", "machines")
+def _answer_all(bench: Bench) -> bool:
+    """Keep the answers of every method but DPS; return whether that is done."""
+    rows, test = _shown(bench), bench.data.test
+    key = digest(test.x, test.y, rows)
+    if not bench.answers.has("test", key):
+        seen = {"index": rows, "truth": test.x[rows], "sinogram": test.y[rows]}
+        bench.answers.write("test", key, {"test": {"level": test.level}, "shown": seen})
+    pairs = _on_device(bench, test)
+    question = Question(pairs, rows, bench.scale.samples, BLOCK, image_quality=True)
+    asked = all_methods(bench)
+    return asked is not None and all(
+        bench.answers.ask(
+            name, method_for, question, settings, partial(_more, bench, name, method_for)
+        )
+        for name, (settings, method_for) in asked.items()
     )
-    rows = collect(found, noise)
-    runs.make_folder(out)
-    made = {"commit": commits, "machine": machines}
-    scale = about | {"left_out": left}
-    write_summary(out / "summary.json", "ct", command, scale, rows, made=made)
-    figures = illustrate(numbers(found, error_by_noise(found, noise)), out)
-    head = describe(machines, command, commits.split(", "))
-    tables = text(found, rows, about, head, left)
-    tables += f"\n## Figures\n\n{figures}\n"
-    runs.write_text(out / "README.md", tables)
-    return tables
+
+
+def _more(bench: Bench, name: str, method_for: Callable[[Tensor], Any]) -> Groups:
+    """Return what is kept of a method beside its answers."""
+    method = method_for(_shown(bench))
+    groups: Groups = {"row": {"parameters": method.n_parameters}}
+    if isinstance(method, InverseModel):
+        parts = _of_codes(bench, method), _of_training(bench, name.removeprefix("vspair_"))
+        groups["row"] |= parts[0].pop("row") | parts[1].pop("row")
+        groups |= parts[0] | parts[1]
+    return groups
+
+
+def _answer_dps(bench: Bench) -> bool:
+    """Keep the answers of DPS to the slices that are shown; return whether that is done."""
+    rows = _shown(bench)
+    found = dps_samples(bench, rows)
+    if found is None:
+        return False
+    key, samples, parameters = found
+    pairs, shown = _on_device(bench, bench.data.test[rows]), torch.arange(len(rows))
+    question = Question(pairs, shown, len(samples), len(rows), image_quality=True)
+    more = {"row": {"parameters": parameters}}
+    return bench.answers.ask(
+        "dps", lambda part: KeptSamples(samples[:, part]), question, key, lambda: more
+    )
+
+
+# -- of vsPAIR alone ------------------------------------------------------------------------
+
+
+class _OwnCode:
+    """Decodes x from its own code: what the autoencoder of x can do at best."""
+
+    def __init__(self, model: PairedAutoencoder) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def posterior(self, x: Tensor) -> LatentPosterior:
+        model = self.model
+        return LatentPosterior(model, model.x_encoder(model.x_normaliser(x.to(model.device))))
+
+
+def _overfitting(
+    model: InverseModel, parts: Mapping[str, Pairs], samples: int
+) -> dict[str, float]:
+    """Return the errors of autoencoder and inversion on parts of the data, by name."""
+    assert isinstance(model, PairedAutoencoder)
+    row = {}
+    for name, part in parts.items():
+        own = score_method(_OwnCode(model), part.x, part.x, samples=1, chunk=CHUNK)
+        row[f"mse_autoencoder_{name}"] = float(own["mse_sample"].mean())
+        given = score_method(model, part.x, part.y, samples=samples, chunk=CHUNK)
+        row[f"mse_mean_{name}"] = float(given["mse_mean"].mean())
+    return row
+
+
+@torch.no_grad()
+def codes(model: InverseModel, y: Tensor) -> LatentPosterior:
+    """Return the posterior of many observations of shape (B, A, D), encoded part by part."""
+    parts = [model.posterior(part).code for part in y.split(CHUNK)]
+    names = ("mu", "logvar", "log_on", "log_off")
+    mu, logvar, on, off = (torch.cat([getattr(part, n) for part in parts]) for n in names)
+    return LatentPosterior(model, SpikeSlab(mu, logvar, on, off, model.config.temperature))
+
+
+def _some(values: Tensor, most: int) -> Tensor:
+    """Return up to so many values (n,), chosen at random: equal steps would miss whole factors."""
+    order = torch.randperm(len(values), generator=Generator().manual_seed(0))
+    return values[order[:most].to(values.device)]
+
+
+def _of_codes(bench: Bench, model: InverseModel) -> Groups:
+    """Return what is known of a model's codes, and what moving its factors does."""
+    data, rows = bench.data, _shown(bench)
+    post = codes(model, data.test.y)
+    parts = {"train": data.plain, "validation": data.held, "test": data.test}
+    row = code_row(post, Generator(bench.device).manual_seed(0))
+    row |= _overfitting(model, parts, bench.scale.samples)
+    row["decoder_noise_normalised"] = float(model.noise_std)
+    row["decoder_noise"] = float((model.noise_std * model.x_normaliser.std).mean())
+    rows = rows[torch.linspace(0, len(rows) - 1, PERTURBED).round().long()]
+    dims = leading(post, rows)
+    centre, change = perturbed(post, rows, dims)
+    moved = {"index": dims, "steps": torch.tensor(STEPS), "centre": centre}
+    moved |= {"difference": change, "truth": data.test.x[rows]}
+    omega = {"values": _some(post.parameters()["omega"].flatten(), MOST_OMEGA)}
+    return {"row": dict(row), "perturbation": moved, "omega": omega}
+
+
+def _of_training(bench: Bench, preset: str) -> Groups:
+    """Return the losses of each epoch, and the epoch of the weights.
+
+    That is not the epoch of the least loss: a training keeps the weights of the least score.
+    """
+    run = runs.Run(bench.folder / preset)
+    _, header = runs.read_tensors(run.path / "weights.safetensors")
+    logged, best = run.metrics(), header.get("epoch", 0)
+    names = {"epoch": "epoch", "train": "loss", "validation": "val_loss"}
+    history = {
+        k: np.array([line.get(v, np.nan) for line in logged], np.float32) for k, v in names.items()
+    }
+    planned = run.config.training.epochs
+    row = {"epochs": logged[-1]["epoch"], "epochs_planned": planned, "best_epoch": best}
+    return {"row": row, "history": history | {"best": np.array([best], np.float32)}}
+
+
+# -- seconds --------------------------------------------------------------------------------
+
+
+def _measure_seconds(bench: Bench) -> bool:
+    """Keep the seconds that each method takes for one slice, alone on the device.
+
+    Networks that are not trained are timed as they were built, which takes as long. Of DPS the
+    seconds of one step are kept: of one trajectory, and of as many as there are samples.
+    """
+    scale, test = bench.scale, bench.data.test
+    key = digest("seconds", scale.samples, scale.small, runs.machine(bench.device))
+    if bench.answers.has("seconds", key):
+        return True
+    asked = all_methods(bench, untrained=True)
+    if asked is None:
+        return False
+    row = spread_out(test.level, 1)
+    y = test.y[row].to(bench.device)
+    one: dict[str, float] = {}
+    many: dict[str, float] = {}
+    for name, (_, method_for) in asked.items():
+        method = method_for(row)
+        one[name] = answer_seconds(method, y)
+        if isinstance(method, InverseModel):
+            many[name] = answer_seconds(method, y, samples=scale.samples)
+    prior, steps = load_or_build_prior(bench), min(TIMED_STEPS, scale.steps)
+    for trajectories, kept in ((1, one), (scale.samples, many)):
+        operator = bench.data.problem.transform
+        sampler: Method = Dps(prior, operator, trajectories=trajectories, steps=steps, zeta=0.0)
+        kept["dps"] = answer_seconds(sampler, y, repeats=1) / steps
+    bench.answers.write("seconds", key, {"one": one, "many": many})
+    return True
+
+
+# -- the study ------------------------------------------------------------------------------
+
+_ALWAYS = ("train", "test", "copies", "noise", "half", "small")
+
+
+def _trains(preset: str) -> Stage[Scale, CtData]:
+    return Stage(partial(train_preset, preset=preset), (*_ALWAYS, "epochs"))
+
+
+def _trains_unet(name: str) -> Stage[Scale, CtData]:
+    epochs = f"{name}_epochs"
+    return Stage(partial(train_unet, name=name), (*_ALWAYS, epochs), grows=(epochs,))
+
+
+_OF_DPS = ("trajectories", "steps", "zeta")
+
+STUDY: Study[Scale, CtData] = Study(
+    name="ct",
+    title="Computed tomography (section 4.3)",
+    load=load,
+    describe=lambda data: data.about,
+    stages={
+        "paper": _trains("paper"),
+        "calibrated": _trains("calibrated"),
+        "regression": _trains_unet("regression"),
+        "prior": _trains_unet("prior"),
+        "answers": Stage(
+            _answer_all, (*_ALWAYS, "samples", "dps_images", "tv_images", "tv_iterations")
+        ),
+        "dps": Stage(_answer_dps, (*_ALWAYS, "dps_images", *_OF_DPS), renews=_OF_DPS),
+        "seconds": Stage(_measure_seconds, (*_ALWAYS, "samples", "tv_images", "tv_iterations")),
+    },
+    report=report,
+    draw=drawing.draw_all,
+    captions=drawing.FIGURES,
+)
+"""Section 4.3 as a study; ``--only`` names its stages."""

@@ -1,34 +1,30 @@
-"""The tables of the CT study, from the answers that its stages kept."""
+"""The report of the CT study: rows, tables and words.
+
+All of it is made from the answers that the stages kept. What a stage that was not run would have
+made is left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from vspair.errors import VspairError
-from vspair.studies.ct.answers import WEIGHTS, Groups, read
-from vspair.studies.ct.data import bin_of, edges
-from vspair.studies.ct.measures import excess, judge, with_noise
-from vspair.studies.results import Row, markdown
+from vspair.report.tables import Table
+from vspair.runs import Groups
+from vspair.studies.answers import Answers
+from vspair.studies.ct.data import Scale, bin_edges, bin_of
+from vspair.studies.ct.figures import numbers
+from vspair.studies.ct.methods import WEIGHTS, Bench
+from vspair.studies.results import Row, table_of
+from vspair.studies.study import Records, Report
 
-__all__ = [
-    "NAMES",
-    "PAPER",
-    "TABLES",
-    "by_noise",
-    "collect",
-    "describe",
-    "error_by_noise",
-    "gather",
-    "grid",
-    "sources",
-    "text",
-]
+__all__ = ["NAMES", "PAPER", "TABLES", "by_noise", "collect", "report", "sizes", "sources"]
 
 NAMES = {
     "mean": ("mean image", ""),
@@ -40,7 +36,7 @@ NAMES = {
     "vspair_calibrated": ("vsPAIR", "calibrated"),
     "dps": ("DPS", ""),
 }
-"""The methods by their files, with the model and preset of their rows."""
+"""The methods by their answers, with the model and preset of their rows."""
 
 PAPER = {
     "mse_sample": 0.0025, "nnz": 1383.3, "nnz_std": 32.2, "parameters": 549_708_789.0,
@@ -48,18 +44,22 @@ PAPER = {
 }  # fmt: skip
 """What section 4.3 and appendix D.3 print, for the preset ``paper``."""
 
+ON_DPS = "slices of DPS"
+"""The condition of numbers over those test slices alone that DPS answers too."""
+
 COMPARED = {
-    "mse": "MSE", "psnr": "PSNR", "ssim": "SSIM", "mse_sample": "MSE of a sample",
-    "crps": "CRPS", "coverage_90": "90 % covers", "shown_mse": "MSE on DPS's slices",
-    "shown_beyond": "beyond 2 deviations", "parameters": "parameters",
-    "seconds_one": "s, one estimate", "seconds_many": "s, all samples",
+    ("mse_mean", ""): "MSE", ("psnr", ""): "PSNR", ("ssim", ""): "SSIM",
+    ("mse_sample", ""): "MSE of a sample", ("crps", ""): "CRPS",
+    ("coverage_90", ""): "90 % covers", ("mse_mean", ON_DPS): "MSE on DPS's slices",
+    ("beyond_2_std", ON_DPS): "beyond 2 deviations", ("parameters", ""): "parameters",
+    ("seconds_per_image", ""): "s, one estimate", ("seconds_all_samples", ""): "s, all samples",
 }  # fmt: skip
-"""The columns of the comparison."""
+"""The columns of the comparison, by metric and condition."""
 
 TABLES = {
     "vsPAIR: reconstruction and sparsity": {
         "mse_sample": "MSE of a sample",
-        "mse": "MSE of the mean of samples",
+        "mse_mean": "MSE of the mean of samples",
         "mse_code": "MSE of the decoded mean code",
         "nnz": "average nnz",
         "nnz_std": "its deviation over observations",
@@ -74,8 +74,8 @@ TABLES = {
         "best_epoch": "epoch of the weights",
     },
     "vsPAIR: overfitting": {
-        f"{what}_{part}": f"{words} MSE, {name}"
-        for what, words in (("autoencoder", "autoencoder"), ("inversion", "inversion"))
+        f"mse_{what}_{part}": f"{words} MSE, {name}"
+        for what, words in (("autoencoder", "autoencoder"), ("mean", "inversion"))
         for part, name in (("train", "training"), ("validation", "validation"), ("test", "test"))
     },
     "vsPAIR: uncertainty": {
@@ -84,155 +84,89 @@ TABLES = {
         "coverage_90": "share inside the 90 % interval",
         "coverage_90_with_noise": "the same with the decoder's noise",
         "deviation": "mean reported deviation",
-        "beyond": "share of pixels beyond 2 deviations",
-        "beyond_with_noise": "the same with the decoder's noise",
-        "excess": "mean error beyond 2 deviations",
+        "beyond_2_std": "share of pixels beyond 2 deviations",
+        "beyond_2_std_with_noise": "the same with the decoder's noise",
+        "excess_2_std": "mean error beyond 2 deviations",
     },
 }
 """The rows of the tables of vsPAIR alone."""
 
-_BY_NOISE = {"mse": "MSE", "psnr": "PSNR in dB", "ssim": "SSIM"}
+_BY_NOISE = {"mse_mean": "MSE", "psnr": "PSNR in dB", "ssim": "SSIM"}
+_ON_DPS = (*_BY_NOISE, "beyond_2_std", "excess_2_std", "beyond_2_std_with_noise")
 
 
-def gather(folder: Path) -> tuple[dict[str, Groups], dict[str, str]]:
-    """Return every answer to the test slices, by method, and why each of the others is left out.
+# -- rows -----------------------------------------------------------------------------------
 
-    Arguments:
-        folder: The folder of the answers.
-    """
-    path = folder / "test.npz"
-    if not path.is_file():
+
+def _gather(answers: Answers) -> dict[str, Groups]:
+    """Return every answer that is there, by method."""
+    if not answers.has("test"):
         raise VspairError(
-            f"There are no answers in {folder} to report on. Make them first: --only answers."
+            f"There are no answers in {answers.folder} to report on. Make them first: --only "
+            "answers."
         )
-    test = read(path)
-    found, left = {"test": test}, {}
-    for name in (*NAMES, "seconds", "tv-choice"):
-        if (folder / f"{name}.npz").is_file():
-            answer = read(folder / f"{name}.npz")
-            if why := _foreign(answer, test):
-                left[name] = why
-            else:
-                found[name] = answer
-    return found, left
+    names = ("test", *NAMES, "seconds", "tv-choice")
+    return {name: answers.read(name) for name in names if answers.path(name).is_file()}
 
 
-def _foreign(answer: Groups, test: Groups) -> str:
-    """Say why an answer cannot stand beside the others; nothing where it can."""
-    there, here = (str(part["key"]["test"]) for part in (answer, test))
-    if there != here:
-        return f"it is to other noisy sinograms (key {there}, not {here})"
-    shown = answer.get("image", {}).get("index")
-    if shown is not None and not np.array_equal(shown, test["shown"]["index"]):
-        return "it is to other test slices than those that are shown"
-    return ""
+def _mean(values: Any) -> float:
+    return float(np.mean(values, dtype=np.float64))
 
 
-def _bin_name(ends: list[float], i: int) -> str:
-    return f"noise {ends[i]:g}-{ends[i + 1]:g} %"
+def _conditions(answers: Mapping[str, Groups], name: str, noise: float) -> dict[str, Any]:
+    """Return which of a method's slices each condition is over, as masks (n,) by its words."""
+    level, index = answers["test"]["test"]["level"], answers["test"]["shown"]["index"]
+    rows = index if name == "dps" else np.arange(len(level))
+    bins, ends = bin_of(torch.from_numpy(level[rows]), noise).numpy(), bin_edges(noise)
+    inside = {f"noise {a:g}-{b:g} %": bins == i for i, (a, b) in enumerate(pairwise(ends))}
+    on_dps = np.isin(rows, index)
+    both = {f"{words}, {ON_DPS}": mask & on_dps for words, mask in inside.items()}
+    found = {ON_DPS: on_dps} | inside | both
+    return {words: mask for words, mask in found.items() if mask.any()}
 
 
-def _on_shown(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
-    """Return a method's measures on the slices that DPS answers too."""
-    part, truth = answers[name]["shown"], torch.from_numpy(answers["test"]["shown"]["truth"])
-    estimate = torch.from_numpy(part["estimate"])
-    row = {f"shown_{k}": float(v.mean()) for k, v in judge(estimate, truth).items()}
-    if "std" in part:
-        beyond = excess(estimate, torch.from_numpy(part["std"]), truth).double()
-        row["shown_beyond"] = float((beyond > 0).double().mean())
-        row["shown_excess"] = float(beyond.mean())
-    if name == "vspair_calibrated":
-        beyond = excess(estimate, with_noise(answers[name]), truth)
-        row["shown_beyond_with_noise"] = float((beyond > 0).double().mean())
-    return row
-
-
-def _values(answers: Mapping[str, Groups], name: str) -> dict[str, float]:
-    """Return a method's numbers over all the slices that it answered."""
+def _values(
+    answers: Mapping[str, Groups], name: str, scale: Scale
+) -> dict[tuple[str, str], float]:
+    """Return a method's numbers by metric and condition."""
     answer, seconds = answers[name], answers.get("seconds", {})
-    image = {k: v for k, v in answer["image"].items() if k != "index"}
-    row = {k: float(np.mean(v, dtype=np.float64)) for k, v in image.items()}
-    row |= {k: float(v) for k, v in answer["row"].items()} | _on_shown(answers, name)
-    for kind in ("one", "many"):
+    scores = answer["scores"]
+    found = {(metric, ""): _mean(values) for metric, values in scores.items()}
+    found |= {(metric, ""): float(value) for metric, value in answer["row"].items()}
+    steps = scale.steps if name == "dps" else 1
+    for kind, metric in (("one", "seconds_per_image"), ("many", "seconds_all_samples")):
         if name in seconds.get(kind, {}):
-            row[f"seconds_{kind}"] = float(seconds[kind][name])
-    return row
-
-
-def _binned(answers: Mapping[str, Groups], name: str, noise: float) -> dict[str, list[float]]:
-    """Return the means of a method's measures in each bin of the noise, and how many slices.
-
-    Those that begin with ``shown_`` are over the slices that DPS answers too. An empty bin has
-    NaN.
-    """
-    image, test = answers[name]["image"], answers["test"]
-    level, seen = test["test"]["level"], test["shown"]
-    index = image.get("index", np.arange(len(level)))
-    shown = answers[name]["shown"]["estimate"], seen["truth"]
-    own = judge(*(torch.from_numpy(images) for images in shown))
-    found: dict[str, list[float]] = {}
-    for head, which, values in (
-        ("", index, {metric: image[metric] for metric in _BY_NOISE}),
-        ("shown_", seen["index"], {"mse": own["mse"].numpy()}),
-    ):
-        bins = bin_of(torch.from_numpy(level[which]), noise).numpy()
-        places = [bins == b for b in range(len(edges(noise)) - 1)]
-        found[f"{head}slices"] = [float(inside.sum()) or np.nan for inside in places]
-        for metric, each in values.items():
-            found[f"{head}{metric}"] = [
-                float(each[inside].mean(dtype=np.float64)) if inside.any() else np.nan
-                for inside in places
-            ]
+            found[metric, ""] = steps * float(seconds[kind][name])
+    for words, mask in _conditions(answers, name, scale.noise).items():
+        metrics: Sequence[str] = _ON_DPS if words == ON_DPS else tuple(_BY_NOISE)
+        found["slices", words] = float(mask.sum())
+        found |= {(m, words): _mean(scores[m][mask]) for m in metrics if m in scores}
     return found
 
 
-def collect(answers: Mapping[str, Groups], noise: float) -> list[Row]:
+def collect(answers: Mapping[str, Groups], scale: Scale) -> list[Row]:
     """Return every number of the study, the paper's values beside ours.
 
     Arguments:
-        answers: What the stages kept.
-        noise: The largest noise, as a share of the range.
+        answers: What the stages kept, by method.
+        scale: What they were made with.
     """
-    rows, ends = [], edges(noise)
-    for name, (model, preset) in NAMES.items():
-        if name not in answers:
-            continue
-        paper = PAPER if name == "vspair_paper" else {}
-        rows += [
-            Row(model, preset, metric, value, paper=paper.get(metric))
-            for metric, value in _values(answers, name).items()
-        ]
-        rows += [
-            Row(model, preset, metric, value, condition=_bin_name(ends, b))
-            for metric, values in _binned(answers, name, noise).items()
-            for b, value in enumerate(values)
-            if np.isfinite(value)
-        ]
-    return rows
+    return [
+        Row(
+            *NAMES[name], metric, value, condition=condition,
+            paper=PAPER.get(metric) if name == "vspair_paper" and not condition else None,
+        )
+        for name in NAMES
+        if name in answers
+        for (metric, condition), value in _values(answers, name, scale).items()
+    ]  # fmt: skip
 
 
-def error_by_noise(answers: Mapping[str, Groups], noise: float) -> dict[str, Any]:
-    """Return the middle of each bin in per cent, and the MSE of each method, (bins,) each."""
-    ends = edges(noise)
-    found = {"levels": np.array([(a + b) / 2 for a, b in pairwise(ends)])}
-    for name in NAMES:
-        if name in answers:
-            found[_label(name)] = np.array(_binned(answers, name, noise)["mse"])
-    return {k: v.astype(np.float32) for k, v in found.items()}
+# -- tables ---------------------------------------------------------------------------------
 
 
-# -- words ----------------------------------------------------------------------------------
-
-
-def _label(name: str) -> str:
-    model, preset = NAMES[name]
-    return f"{model} ({preset})" if preset else model
-
-
-def grid(head: list[str], lines: list[list[str]]) -> str:
-    """Return a table as Markdown, from the words of its head and of its lines."""
-    rows = [f"| {' | '.join(line)} |" for line in [head, *lines]]
-    return "\n".join([rows[0], "|---" * len(head) + "|", *rows[1:]])
+def _label(row: Row) -> str:
+    return f"{row.model} ({row.preset})" if row.preset else row.model
 
 
 def _cell(metric: str, value: float | None) -> str:
@@ -243,68 +177,77 @@ def _cell(metric: str, value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def _comparison(rows: list[Row]) -> str:
+def _comparison(rows: Sequence[Row]) -> Table:
     """Return one line a method, one column a measure."""
-    found = {(r.model, r.preset, r.metric): r.value for r in rows if not r.condition}
+    found = {(_label(r), r.metric, r.condition): r.value for r in rows}
     lines = []
-    for name, own in NAMES.items():
-        if (*own, "mse") not in found:
-            continue
-        lines += [[_label(name), *(_cell(m, found.get((*own, m))) for m in COMPARED)]]
-        if own[1] == "calibrated":  # whose noise is learned; the paper's preset draws none
-            noisy = {m: found.get((*own, f"{m}_with_noise")) for m in COMPARED}
-            lines += [["the same with its noise", *(_cell(m, noisy.get(m)) for m in COMPARED)]]
-    return grid(["", *COMPARED.values()], lines)
+    for label in dict.fromkeys(map(_label, rows)):
+        lines += [[label, *(_cell(m, found.get((label, m, c))) for m, c in COMPARED)]]
+        if label == "vsPAIR (calibrated)":  # whose noise is learned; the paper's has none
+            noisy = [found.get((label, f"{m}_with_noise", c)) for m, c in COMPARED]
+            lines += [["the same with its noise", *(_cell("", value) for value in noisy)]]
+    return Table(["", *COMPARED.values()], lines)
 
 
-def by_noise(rows: list[Row], metric: str) -> str:
-    """Return one line a method, one column a bin of the noise, the best in bold, as Markdown.
+def by_noise(rows: Sequence[Row], metric: str, on_dps: bool = False) -> Table:
+    """Return one line a method, one column a bin of the noise, the best in bold.
 
     A method with fewer slices in a bin than others is not compared there, and says how many.
 
     Arguments:
         rows: What :func:`collect` returned.
-        metric: ``mse``, ``psnr``, ``ssim``, or ``shown_mse`` over DPS's slices.
+        metric: ``mse_mean``, ``psnr`` or ``ssim``.
+        on_dps: Whether to compare on those slices alone that DPS answers too.
     """
-    how_many = "shown_slices" if metric.startswith("shown_") else "slices"
-    rows = [r for r in rows if r.condition and r.metric in (metric, how_many)]
-    bins = list(dict.fromkeys(r.condition for r in rows))
-    bins.sort(key=lambda words: float(words.split()[1].split("-")[0]))
-    found = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == metric}
-    names = [n for n, own in NAMES.items() if any((*own, b) in found for b in bins)]
-    pick = min if metric.endswith("mse") else max
-    lines = []
-    counts = {(r.model, r.preset, r.condition): r.value for r in rows if r.metric == how_many}
-    most = {b: max(v for (_, _, c), v in counts.items() if c == b) for b in bins}
-    whole = {own: v for own, v in found.items() if counts[own] == most[own[2]]}
-    best = {b: pick(v for (_, _, c), v in whole.items() if c == b) for b in bins}
-    for n in names:
-        cells = []
-        for b in bins:
-            own = (*NAMES[n], b)
-            bold = "**" if whole.get(own) == best[b] else ""
-            few = "" if own in whole or own not in found else f" ({counts[own]:g} of {most[b]:g})"
-            cells.append(f"{bold}{found[own]:.3g}{bold}{few}" if own in found else "-")
-        lines.append([_label(n), *cells])
-    return grid(["", *(f"{b.removeprefix('noise ')}, {most[b]:g} slices" for b in bins)], lines)
+    rows = [r for r in rows if r.condition.startswith("noise")]
+    rows = [r for r in rows if r.condition.endswith(ON_DPS) == on_dps]
+    found = {(_label(r), r.condition): r.value for r in rows if r.metric == metric}
+    counts = {(_label(r), r.condition): r.value for r in rows if r.metric == "slices"}
+    bins = sorted({r.condition for r in rows}, key=lambda words: float(words[6:].split("-")[0]))
+    most = {b: max(n for (_, c), n in counts.items() if c == b) for b in bins}
+    whole = {own: value for own, value in found.items() if counts[own] == most[own[1]]}
+    pick = min if metric.startswith("mse") else max
+    best = {b: pick(v for (_, c), v in whole.items() if c == b) for b in bins}
+
+    def cell(label: str, b: str) -> str:
+        own = label, b
+        if own not in found:
+            return "-"
+        bold = "**" if whole.get(own) == best[b] else ""
+        few = "" if own in whole else f" ({counts[own]:g} of {most[b]:g})"
+        return f"{bold}{found[own]:.3g}{bold}{few}"
+
+    heads = [f"{b.removeprefix('noise ').split(',')[0]}, {most[b]:g} slices" for b in bins]
+    labels = dict.fromkeys(label for label, _ in found)
+    return Table(["", *heads], [[label, *(cell(label, b) for b in bins)] for label in labels])
+
+
+def _errors_by_noise(rows: Sequence[Row], noise: float) -> dict[str, Any]:
+    """Return the middle of each bin in per cent, and the MSE of each method, (bins,) each."""
+    ends = list(pairwise(bin_edges(noise)))
+    value = {(_label(r), r.condition): r.value for r in rows if r.metric == "mse_mean"}
+    found = {"levels": np.array([(a + b) / 2 for a, b in ends], np.float32)}
+    for label in dict.fromkeys(map(_label, rows)):
+        errors = [value.get((label, f"noise {a:g}-{b:g} %"), np.nan) for a, b in ends]
+        found[label] = np.array(errors, np.float32)
+    return found
+
+
+# -- words ----------------------------------------------------------------------------------
 
 
 def _weights(answers: Mapping[str, Groups], noise: float) -> str:
-    """Say which weights TV-ADMM was given."""
-    if "tv-choice" not in answers:
+    """Say which weights TV-ADMM was given, and how often it came to its end."""
+    if "tv" not in answers:
         return ""
-    chosen, ends = answers["tv-choice"]["choice"]["weight"], edges(noise)
-    words = [f"{w:g} for {_bin_name(ends, i)}" for i, w in enumerate(chosen)]
-    met = answers.get("tv", {}).get("image", {}).get("converged")
-    share = ""
-    if met is not None:
-        part = float(np.mean(met))
-        most = f"{100 * part:.3g} % of the test slices; the others ended at the most iterations"
-        where = "all test slices" if part == 1 else most
-        share = f" With them its residuals met the tolerance on {where}."
+    chosen, ends = answers["tv-choice"]["choice"]["weight"], pairwise(bin_edges(noise))
+    words = [f"{w:g} for noise {a:g}-{b:g} %" for w, (a, b) in zip(chosen, ends, strict=True)]
+    part = _mean(answers["tv"]["scores"]["converged"])
+    most = f"{100 * part:.3g} % of the test slices; the others ended at the most iterations"
     return (
         f" TV-ADMM's weights, from the paper's list {WEIGHTS}, are the best on validation slices: "
-        f"{', '.join(words)}.{share}"
+        f"{', '.join(words)}. With them its residuals met the tolerance on "
+        f"{'all test slices' if part == 1 else most}."
     )
 
 
@@ -316,9 +259,9 @@ def _inside(samples: int) -> float:
     return min(0.9, (samples - 1) / (samples + 1))
 
 
-def _counts(scale: Mapping[str, Any]) -> str:
+def _counts(scale: Scale) -> str:
     """Say what the numbers of samples mean for coverage and time."""
-    ours, theirs = scale["samples"], scale["trajectories"]
+    ours, theirs = scale.samples, scale.trajectories
     words = (
         f" vsPAIR is judged by {ours} samples, DPS by {theirs}: of exact posteriors `90 % covers` "
         f"would be {100 * _inside(ours):.1f} % and {100 * _inside(theirs):.1f} %"
@@ -348,76 +291,56 @@ def sources(phantoms: bool, halved: bool = False) -> str:
     )
 
 
-def _copies(scale: Mapping[str, Any]) -> str:
+def sizes(about: Mapping[str, Any]) -> str:
+    """Say how many slices of how many patients there are."""
+    slices, patients = about["slices"], about["patients"]
+    kind = "Phantoms, of which each is a patient" if about["phantoms"] else "Real slices"
+    parts = ", ".join(f"{slices[p]:,} slices ({patients[p]:,}) for {p}" for p in slices)
+    return f"{kind}: {parts}; in brackets patients, of whom no two parts share one."
+
+
+def _copies(scale: Scale) -> str:
     """Say which networks saw moved copies of the slices."""
-    if scale["copies"] == 1:
+    if scale.copies == 1:
         return ""
     return (
-        f" All networks but those of the preset `paper` are trained on {scale['copies']} of each "
+        f" All networks but those of the preset `paper` are trained on {scale.copies} of each "
         "training slice, one as it is and the others turned, scaled and shifted a little, with "
         "sinograms and noise of their own; their epochs are divided by that."
     )
 
 
-def _omitted(left: Mapping[str, str]) -> str:
-    """Say which answers are left out, and why."""
-    words = "; ".join(f"{name}: {why}" for name, why in left.items())
-    return f" **Left out: {words}. Make them anew.**" if left else ""
-
-
-def text(
-    answers: Mapping[str, Groups],
-    rows: list[Row],
-    about: Mapping[str, Any],
-    head: str,
-    left: Mapping[str, str],
+def _text(
+    answers: Mapping[str, Groups], rows: list[Row], about: Mapping[str, Any], scale: Scale
 ) -> str:
-    """Return all tables with their captions, as Markdown.
-
-    Arguments:
-        answers: What the stages kept.
-        rows: What :func:`collect` returned.
-        about: Scale and data.
-        head: How the results were made.
-        left: Which answers are left out, and why.
-    """
-    slices, patients, scale = about["slices"], about["patients"], about["scale"]
-    kind = "Phantoms, of which each is a patient" if about["phantoms"] else "Real slices"
-    sizes = ", ".join(f"{slices[p]:,} slices ({patients[p]:,}) for {p}" for p in slices)
-    dps = f"DPS answers {len(answers['test']['shown']['index'])} of the test slices"
-    parts_of = [
-        "# Computed tomography (section 4.3)",
-        f"{head} {kind}: {sizes}; in brackets patients, of whom no two parts share one. The "
-        f"noise's deviation is uniform in 0-{100 * scale['noise']:g} % of each sinogram's range. "
-        f"All methods are given the same noisy sinograms.{_copies(scale)}{_omitted(left)}",
-        sources(about["phantoms"]),
+    """Return all tables with their captions, as Markdown."""
+    few = f"DPS answers {len(answers['test']['shown']['index'])} of the test slices"
+    parts = [
+        f"{sizes(about)} The noise's deviation is uniform in 0-{100 * scale.noise:g} % of each "
+        f"sinogram's range. All methods are given the same noisy sinograms.{_copies(scale)}",
+        sources(about["phantoms"], scale.half),
         "## All methods",
-        _comparison(rows),
-        f"{_CAPTION}{_counts(scale)} {dps}, spread evenly over the noise, "
-        f"with {scale['trajectories']} trajectories of {scale['steps']:,} steps and zeta = "
-        f"{scale['zeta']:g} for lengths in pixels; its numbers are over those."
-        f"{_weights(answers, scale['noise'])}",
+        _comparison(rows).markdown(),
+        f"{_CAPTION}{_counts(scale)} {few}, spread evenly over the noise, with "
+        f"{scale.trajectories} trajectories of {scale.steps:,} steps and zeta = {scale.zeta:g} "
+        f"for lengths in pixels; its numbers are over those.{_weights(answers, scale.noise)}",
+        _BOLD,
     ]
-    parts_of += [_BOLD]
     for metric, words in _BY_NOISE.items():
-        parts_of += [f"### {words} by noise level", by_noise(rows, metric)]
+        parts += [f"### {words} by noise level", by_noise(rows, metric).markdown()]
     if "dps" in answers:
-        parts_of += ["### MSE by noise level, on DPS's slices", by_noise(rows, "shown_mse")]
-    ours = [r for r in rows if r.model == "vsPAIR" and not r.condition]
+        on_dps = by_noise(rows, "mse_mean", on_dps=True)
+        parts += ["### MSE by noise level, on DPS's slices", on_dps.markdown()]
+    ours = [row for row in rows if row.model == "vsPAIR" and not row.condition]
     for title, metrics in TABLES.items() if ours else ():
-        parts_of += [f"## {title}", markdown(ours, metrics)]
-    parts_of += [_REMARKS]
-    return "\n\n".join(parts_of) + "\n"
-
-
-def describe(machine: str, command: str, commits: Sequence[str]) -> str:
-    """Return how the results were made; the commits are those of the stages that made them."""
-    at = f"commit{'s' * (len(commits) > 1)} {', '.join(commits) or 'unknown'}"
-    return f"Made by `{command}` at {at}, answers on {machine}."
+        parts += [f"## {title}", table_of(ours, metrics).markdown()]
+    return "\n\n".join([*parts, _REMARKS])
 
 
 _CAPTION = (
-    "Of methods that sample, MSE, PSNR and SSIM are of the mean of samples. PSNR and SSIM take "
+    "Of methods that sample, MSE, PSNR and SSIM are of the mean of samples; one that answers with "
+    "a single estimate is scored as if that were its only sample, so that its CRPS is its mean "
+    "absolute error. PSNR and SSIM take "
     "each truth's range, as LoDoPaB-CT's benchmark does. `beyond 2 deviations` is the share of "
     "pixels at which the estimate misses the truth by more than twice the reported deviation, on "
     "DPS's slices: about 5 % for a right one, 9 % if the deviation is of 10 samples. Seconds are "
@@ -437,9 +360,23 @@ _REMARKS = (
     "of a sample, also those in nobody's use that are open by chance. The printed number of "
     "parameters counts 2,706 buffers of batch norm. `autoencoder` decodes a sample of the code "
     "of x itself, `inversion` is the mean of samples given y. The decoder's noise of the preset "
-    "`paper` is the unit width of its likelihood, which it never draws from. Its squared errors "
+    "`paper` is the unit width of its likelihood, which it never samples from. Its squared errors "
     "are without the 1/2 that eqs. (5) and (10) print, as for MNIST, so that they count twice "
     "beside all other terms. The paper does not give its unit of length: TV-ADMM's weights and "
     "vsPAIR's sinograms are for lengths in half sides of the image, DPS's step size for lengths "
     "in pixels (`vspair.studies.ct.data` says why)."
 )
+
+
+def report(bench: Bench, records: Records) -> Report:
+    """Return what is published, from the answers that are there."""
+    answers, scale = _gather(bench.answers), bench.scale
+    rows = collect(answers, scale)
+    made = {
+        name: {k: record[k] for k in ("commits", "machines")}
+        for name, record in records.stages.items()
+    }
+    whole = scale == Scale() and not records.data["phantoms"]
+    about = asdict(scale) | {"paper_scale": whole, "made": made}
+    text = _text(answers, rows, records.data, scale)
+    return Report(rows, text, numbers(answers, _errors_by_noise(rows, scale.noise)), about)
