@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,13 +107,6 @@ def of_real_slices(data_dir: Path | None, runs: Path | None, only: str) -> bool:
         with suppress(OSError, ValueError, KeyError, TypeError):  # the report says what is damaged
             return not json.loads((runs / "records.json").read_bytes())["data"]["phantoms"]
     return data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
-
-
-def own_scale(smoke: bool, given: dict[str, Any], plain: dict[str, Any]) -> None:
-    """Refuse a scale beside ``--smoke``, which has its own."""
-    changed = [f"--{k.replace('_', '-')}" for k, v in given.items() if v != plain[k]]
-    if smoke and changed:
-        raise VspairError(f"--smoke has a scale of its own: leave out {', '.join(changed)}.")
 
 
 def told(text: str | None) -> None:
@@ -294,33 +287,28 @@ def ct_sweeps(
     data_dir: Slices = None,
     out: Results = None,
     runs: Runs = None,
-    only: Annotated[str, typer.Option(help="prior, gamma or report.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Some of simple,prior,gamma,report with commas between them.")
+    ] = "",
     epochs: Annotated[
         int, typer.Option(min=0, help="Of each training; 0 for the paper's 500.")
     ] = 0,
     half: Annotated[bool, typer.Option("--half", help="Half the resolution, faster.")] = False,
-    lanes: Annotated[int, typer.Option(min=1, max=16, help="Trainings side by side.")] = 1,
     minutes: Minutes = 0.0,
     device: Device = "auto",
-    keep: Annotated[bool, typer.Option("--keep", help="Keep weights, gigabytes each.")] = False,
     compile: Compile = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny networks, a few slices.")] = False,
     draw: Draw = False,
 ) -> None:
     """Appendix B: what alpha0, beta0 and gamma_x do to computed tomography."""
-    from vspair.studies.ct_sweeps.study import SMOKE, Scale
-    from vspair.studies.ct_sweeps.study import reproduce as run
-    from vspair.studies.ct_sweeps.tables import redraw
+    from vspair.studies.ct.data import SMOKE, Scale
+    from vspair.studies.ct_sweeps.study import PAPER_EPOCHS, STUDY
 
+    refuse_scale_beside_smoke(smoke, {"epochs": epochs}, Scale())
     real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
-    part = epochs not in (0, 500)
+    part = epochs not in (0, PAPER_EPOCHS)
     name = ct_name("ct-sweeps" + "-half" * half, real, smoke, part)
-    out, runs = places(name, out, runs)
-    if draw:
-        drew(redraw(out))
-        return
-    own_scale(smoke, {"epochs": epochs}, {"epochs": 0})
-    how: dict[str, Any] = {"device": device, "minutes": minutes, "lanes": lanes, "keep": keep}
-    how |= {"half": half, "compile": compile, "show": True}
-    scale = SMOKE if smoke else Scale(epochs=epochs, copies=1)
-    told(run(out, folder=runs, data_dir=data_dir, scale=scale, only=only, **how))
+    scale = replace(SMOKE, half=half) if smoke else Scale(epochs=epochs, copies=1, half=half)
+    how: dict[str, Any] = {"data_dir": data_dir, "only": only, "device": device, "show": True}
+    how |= {"minutes": minutes, "compile": compile}
+    run_study(STUDY, scale, name, out, runs, draw, **how)

@@ -40,7 +40,7 @@ from vspair.studies.ct.tables import report
 from vspair.studies.factors import STEPS, code_row, leading, perturbed
 from vspair.studies.study import Stage, Study
 
-__all__ = ["SMOKE", "STUDY", "Scale", "codes"]
+__all__ = ["ALWAYS", "BLOCK", "SMOKE", "STUDY", "Scale", "codes"]
 
 BLOCK = 200
 """Test slices of a block."""
@@ -229,16 +229,17 @@ def _measure_seconds(bench: Bench) -> bool:
 
 # -- the study ------------------------------------------------------------------------------
 
-_ALWAYS = ("train", "test", "copies", "noise", "half", "small")
+ALWAYS = ("train", "test", "copies", "noise", "half", "small")
+"""What of a scale every stage depends on."""
 
 
 def _trains(preset: str) -> Stage[Scale, CtData]:
-    return Stage(partial(train_preset, preset=preset), (*_ALWAYS, "epochs"))
+    return Stage(partial(train_preset, preset=preset), (*ALWAYS, "epochs"))
 
 
 def _trains_unet(name: str) -> Stage[Scale, CtData]:
     epochs = f"{name}_epochs"
-    return Stage(partial(train_unet, name=name), (*_ALWAYS, epochs), grows=(epochs,))
+    return Stage(partial(train_unet, name=name), (*ALWAYS, epochs), grows=(epochs,))
 
 
 _OF_DPS = ("trajectories", "steps", "zeta")
@@ -254,10 +255,10 @@ STUDY: Study[Scale, CtData] = Study(
         "regression": _trains_unet("regression"),
         "prior": _trains_unet("prior"),
         "answers": Stage(
-            _answer_all, (*_ALWAYS, "samples", "dps_images", "tv_images", "tv_iterations")
+            _answer_all, (*ALWAYS, "samples", "dps_images", "tv_images", "tv_iterations")
         ),
-        "dps": Stage(_answer_dps, (*_ALWAYS, "dps_images", *_OF_DPS), renews=_OF_DPS),
-        "seconds": Stage(_measure_seconds, (*_ALWAYS, "samples", "tv_images", "tv_iterations")),
+        "dps": Stage(_answer_dps, (*ALWAYS, "dps_images", *_OF_DPS), renews=_OF_DPS),
+        "seconds": Stage(_measure_seconds, (*ALWAYS, "samples", "tv_images", "tv_iterations")),
     },
     report=report,
     draw=drawing.draw_all,

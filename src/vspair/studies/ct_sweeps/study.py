@@ -1,414 +1,358 @@
-"""The hyper-parameter studies of appendix B: computed tomography with smaller codes.
+"""Appendix B: what alpha0, beta0 and gamma_x do to the CT study, with smaller codes.
 
-Study ``prior`` varies the parameters of the Beta prior, study ``gamma`` the weight of x's KL. A
-training is known by all that is varied, so studies that ask for the same one share it. Each ends
-in a small answer; its gigabytes are then removed.
+Two sweeps on the pairs of section 4.3: ``prior`` varies the parameters of the Beta prior,
+``gamma`` the weight of x's KL. Each training ends in a small answer; its gigabytes are removed.
 
 Codes get sparse late. In the study of section 4.3 all gates were more open than not for 350
 epochs, about 15,000 steps, until those that nobody needs fell below 1/2 with rho, which Adam moves
-by 1e-4 a step. So a study of few epochs tells little, whatever rule sets rho: after 16, with rho
+by 1e-4 a step. So a sweep of few epochs tells little, whatever rule sets rho: after 16, with rho
 in closed form (commit be61123), nine gates of ten were open everywhere. Where time is short,
 ``half`` makes a step cheaper.
-
-:mod:`vspair.sweeps` holds pairs out at random, knows no test set and no time limit and keeps every
-checkpoint, so what is shared with it is claims, by which processes divide the work, and settings.
 """
 
 from __future__ import annotations
 
 import gc
-import json
+import math
 import shutil
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from torch import Generator
 
 from vspair import runs
-from vspair.claims import Claim, alone
+from vspair.codes import SpikeSlab
+from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.fitting import EXECUTION_KEYS
-from vspair.problems.ct import CtPairs, Geometry
-from vspair.records import Settings, agree, flat
-from vspair.studies.ct.data import GEOMETRY, HALF, SMOKE, Scale, draw
-from vspair.studies.ct.tables import NAMES
-from vspair.studies.ct.training import Bench, vspair_config, vspair_trainer
-from vspair.studies.ct_sweeps.measures import measure, simple_errors
-from vspair.studies.ct_sweeps.tables import GAMMAS, VALUES, Answers, write
-from vspair.training.side_by_side import MOST_LANES, deadline_in, train_side_by_side
-from vspair.training.trainer import Trainer
+from vspair.model import InverseModel
+from vspair.report.tables import Table
+from vspair.runs import Groups
+from vspair.studies.answers import Question
+from vspair.studies.ct.data import GEOMETRY, CtData, Scale, load, spread_out
+from vspair.studies.ct.methods import Bench, config_of, simple_methods, start_preset
+from vspair.studies.ct.study import ALWAYS, BLOCK, codes
+from vspair.studies.ct.tables import NAMES, sizes, sources
+from vspair.studies.ct_sweeps import drawing
+from vspair.studies.factors import code_row
+from vspair.studies.results import Row
+from vspair.studies.study import Records, Report, Stage, Study
+from vspair.sweeps.trials import Trial, Trials
+from vspair.training.side_by_side import train_side_by_side
 
-__all__ = [
-    "SMOKE",
-    "STAGES",
-    "STUDIES",
-    "Point",
-    "Scale",
-    "known",
-    "report",
-    "reproduce",
-]
+__all__ = ["STUDY", "SWEEPS", "VALUES", "condition_of"]
 
-PRESET = "small"
-SIMPLE = "simple.json"
-"""The file of the errors of methods that nothing is learned for."""
+VALUES = (1.0, 2.0, 16.0, 64.0)
+"""What alpha0 and beta0 are varied over."""
 
+SHOWN = 3
+"""Test slices whose images are kept, spread evenly over the noise."""
 
-class Point(NamedTuple):
-    """What the studies vary; the depth is of all four convolutional networks."""
+PAPER_EPOCHS = 500
 
-    alpha0: float = 1.0
-    beta0: float = 3.0
-    gamma_x: float = 0.1
-    depth: int = 3
+Point = dict[str, Any]
+"""Where a training differs from ``ct-small``; the depth is of all four convolutional networks."""
 
-    @property
-    def label(self) -> str:
-        """The name of its run folder and of its answer."""
-        return ",".join(f"{key}={value:g}" for key, value in self._asdict().items())
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """Where its configuration differs from the shipped one, by section."""
-        *weights, depth = self._asdict().items()
-        network = dict([depth])
-        return {"model": {"x_network": network, "y_network": network}, "objective": dict(weights)}
-
-
-STUDIES: dict[str, dict[str, Point]] = {
-    "prior": {f"alpha0={a:g},beta0={b:g}": Point(a, b) for a in VALUES for b in VALUES},
-    "gamma": {f"gamma_x={g:g}": Point(gamma_x=g, depth=2) for g in GAMMAS},
+SWEEPS: dict[str, list[Point]] = {
+    "prior": [{"alpha0": a, "beta0": b} for a in VALUES for b in VALUES],
+    "gamma": [{"gamma_x": g, "depth": 2} for g in (0.001, 0.01, 0.1, 1.0)],
 }
-"""The trainings of each study, by the condition that its rows are told apart by."""
+"""The trainings of each sweep."""
 
-STAGES = (*STUDIES, "report")
-"""The stages in their order: the trainings of both studies, tables and figures."""
+Sweeps = dict[str, dict[str, Groups]]
+"""The answers of each sweep by condition, empty where a training is missing."""
 
-_ELSEWHERE = "Name another folder by --runs, or give the same settings and slices."
-
-_UNSHARED = {
-    "objective.alpha0", "objective.beta0", "objective.gamma_x", "model.x_network.depth",
-    "model.y_network.depth", "training.validation",
-    *(f"training.{name}" for name in EXECUTION_KEYS),
+GRIDS = {
+    "nnz": "Average nnz", "near_one": "Gates near 1", "mse_sample": "MSE of a sample",
+    "mse_mean": "MSE of the mean of samples", "rho": "rho",
 }  # fmt: skip
+"""What is shown over alpha0 and beta0."""
+
+COLUMNS = {
+    "nnz": "average nnz", "near_one": "gates near 1", "omega_mean": "mean omega",
+    "undecided": "omega between 0.1 and 0.9", "rho": "rho", "mse_sample": "MSE of a sample",
+    "mse_mean": "MSE of the mean of samples", "crps": "CRPS", "coverage_90": "90 % covers",
+    "best_epoch": "best epoch",
+}  # fmt: skip
+"""What is shown over gamma_x."""
 
 
-def reproduce(
-    out: Path,
-    *,
-    folder: Path,
-    data_dir: Path | None = None,
-    scale: Scale | None = None,
-    half: bool = False,
-    only: str = "",
-    device: str = "auto",
-    minutes: float = 0.0,
-    lanes: int = 1,
-    keep: bool = False,
-    compile: bool = False,
-    show: bool = False,
-) -> str | None:
-    """Run both studies, or one stage.
-
-    Several processes may work on one folder; what one of them trains is left to it.
-
-    Arguments:
-        out: The folder of the results; files of an earlier study in it are replaced.
-        folder: The folder of trainings and answers; what is answered is not made again.
-        data_dir: Where real slices are; phantoms where neither it nor VSPAIR_DATA is given.
-        scale: How much to do; the paper's where not given.
-        half: Whether slices have half the resolution (:data:`vspair.studies.ct.data.HALF`).
-        only: One of :data:`STAGES`; all where not given.
-        device: Where to compute.
-        minutes: Save and stop after so many minutes; 0 goes on to the end.
-        lanes: Trainings side by side.
-        keep: Whether to keep the weights of trainings that are answered.
-        compile: Whether to compile the networks on a GPU.
-        show: Whether to say what is done, with bars.
-
-    Returns:
-        The tables as Markdown, or what was done; nothing where time ran out: call again to
-        continue.
-    """
-    if only and only not in STAGES:
-        raise VspairError(f"only = {only!r}: expected one of {', '.join(STAGES)}.")
-    if not 1 <= lanes <= MOST_LANES:
-        raise VspairError(f"lanes = {lanes}: expected 1 to {MOST_LANES}.")
-    deadline, scale = deadline_in(minutes), scale or Scale(copies=1)
-    geometry = HALF if half else GEOMETRY
-    if only == "report":
-        return report(out, folder / "answers", geometry)
-    where = runs.pick_device(device)
-    data = draw(scale, data_dir, geometry)
-    bench = Bench(scale, data, folder, where, deadline, compile, show)
-    bench.say(f"{'Phantoms' if bench.data.phantoms else 'Real slices'}, on {where}.")
-    names = [only] if only else list(STUDIES)
-    points = list(dict.fromkeys(p for name in names for p in STUDIES[name].values()))
-    settings = _settings(bench)
-    _simple(bench.answers, settings)  # refused now rather than after hours
-    if not _work(bench, points, settings, lanes, keep):
-        return None
-    _answer_simply(bench, settings)
-    if only:
-        found = known(bench.answers, settings, points)
-        done = sum(point in found for point in points)
-        return f"{done} of {len(points)} trainings of the study {only} are answered."
-    with alone(folder):
-        return report(out, bench.answers, geometry)
-
-
-def report(out: Path, answers: Path, geometry: Geometry = GEOMETRY) -> str:
-    """Write tables and figures from the answers that are there, and return the tables.
-
-    Arguments:
-        out: The folder of the results.
-        answers: The folder of the answers.
-        geometry: What they are answers of; others are refused.
-    """
-    found = known(answers)
-    if not found:
-        raise VspairError(
-            f"There are no answers in {answers} to report on. Make them first, without --only "
-            "report."
-        )
-    seen, wanted = next(iter(found.values()))["settings"]["geometry"], geometry.describe()
-    if seen != wanted:
-        raise VspairError(
-            f"The answers in {answers} are of another geometry: {seen}, expected {wanted}. Give "
-            f"{'--half' if seen == HALF.describe() else 'no --half'}, or other --runs."
-        )
-    studies: dict[str, Answers] = {
-        name: {condition: found.get(point) for condition, point in points.items()}
-        for name, points in STUDIES.items()
-    }
-    files = {
-        condition: answers / f"{point.label}.json"
-        for points in STUDIES.values()
-        for condition, point in points.items()
-    }
-    return write(out, studies, files, _simple(answers, next(iter(found.values()))["settings"]))
-
-
-# -- answers --------------------------------------------------------------------------------
-
-
-def _settings(bench: Bench) -> Settings:
-    """Return what all answers of a folder have in common."""
-    scale, config = bench.scale, vspair_config(PRESET, bench.scale)
-    shared = {key: value for key, value in flat(config).items() if key not in _UNSHARED}
-    shared |= {"geometry": bench.data.problem.geometry.describe(), "small": scale.small}
-    shared |= {"samples": scale.samples, "noise": scale.noise}
-    return shared | {"train": _sketch(bench.data.train), "test": _sketch(bench.data.test)}
-
-
-def _sketch(pairs: CtPairs) -> str:
-    """Return what pairs are known again by, also on a CPU that rounds sinograms otherwise."""
-
-    def moments(values: Tensor) -> str:
-        exact = values.double()
-        return f"{float(exact.mean()):.6g} ± {float(exact.std()):.6g}"
-
-    return f"{len(pairs.x)} pairs, x {moments(pairs.x)}, y {moments(pairs.y)}"
-
-
-def _read(path: Path) -> Settings:
-    advice = "Remove it, and its training is made again."
-    answer = runs.read_json(path, advice)
-    whole = {"settings", "slices", "machine", *Point._fields} <= set(answer)
-    whole = whole and isinstance(answer["settings"], dict) and "geometry" in answer["settings"]
-    if not (whole and {"row", "error"} & set(answer)):
-        raise VspairError(f"{path} is damaged: it is not an answer of this study. {advice}")
-    return answer
-
-
-def known(
-    folder: Path, settings: Settings | None = None, asked: Sequence[Point] | None = None
-) -> dict[Point, Settings]:
-    """Return the answers in a folder, by training; refuse those of other settings.
-
-    All trainings of a study have as many epochs, those of the other study may have others.
-
-    Arguments:
-        folder: The folder of the answers.
-        settings: What they should have in common; those of the first where not given.
-        asked: The trainings that have the epochs of the settings, with all of their study; all
-            where not given.
-    """
-    found: dict[Point, Settings] = {}
-    shared = settings or {}
-    for points in STUDIES.values():
-        meant = asked is None or any(point in asked for point in points.values())
-        own = shared if meant else _without_epochs(shared)
-        for point in points.values():
-            path = folder / f"{point.label}.json"
-            if path.is_file():
-                found[point] = _read(path)
-                agree(path, found[point]["settings"], own, _ELSEWHERE)
-                own = found[point]["settings"] | own
-        shared = shared or _without_epochs(own)
-    return found
-
-
-def _without_epochs(settings: Settings) -> Settings:
-    return {key: value for key, value in settings.items() if key != "training.epochs"}
-
-
-def _keep(bench: Bench, point: Point, answer: Settings, images: dict[str, Any] | None) -> None:
-    """Write an answer; it is there once its JSON file is, which is therefore the last."""
-    path = bench.answers / f"{point.label}.json"
-    history = bench.folder / point.label / "metrics.jsonl"
-    runs.make_folder(bench.answers)
-    if images is not None:
-        runs.write_arrays(path.with_suffix(".npz"), {f"shown.{k}": v for k, v in images.items()})
-    if history.is_file():
-        runs.write_text(path.with_suffix(".jsonl"), history.read_text())
-    made = {"machine": runs.machine(bench.device), "commit": runs.commit()}
-    whole = point._asdict() | answer | made | bench.data.shown
-    runs.write_text(path, json.dumps(whole, indent=1) + "\n")
-
-
-def _answer_simply(bench: Bench, settings: Settings) -> None:
-    """Keep the errors of the methods that nothing is learned for, unless they are there."""
-    if not (path := bench.answers / SIMPLE).is_file():
-        runs.make_folder(bench.answers)
-        made = {"machine": runs.machine(bench.device), "commit": runs.commit()}
-        whole = {"settings": _without_epochs(settings), "row": simple_errors(bench)} | made
-        runs.write_text(path, json.dumps(whole, indent=1) + "\n")
-
-
-def _simple(answers: Path, settings: Settings) -> Settings | None:
-    """Return the answer of the methods that nothing is learned for, if it is there."""
-    path, advice = answers / SIMPLE, "Remove it; a study of the same slices makes it again."
-    if not path.is_file():
-        return None
-    answer = runs.read_json(path, advice)
-    whole = {"settings", "row", "machine", "commit"} <= set(answer)
-    whole = whole and all(isinstance(answer[key], dict) for key in ("settings", "row"))
-    if not (whole and set(answer["row"]) <= set(NAMES)):
-        raise VspairError(f"{path} is damaged: it is not an answer of this study. {advice}")
-    agree(path, answer["settings"], settings, _ELSEWHERE)
-    return answer
+def condition_of(point: Point) -> str:
+    """Return what the rows of a training are told apart by, and its answer is called."""
+    return ",".join(f"{key}={value:g}" for key, value in point.items() if key != "depth")
 
 
 # -- trainings ------------------------------------------------------------------------------
 
 
-def _work(
-    bench: Bench, points: Sequence[Point], settings: Settings, lanes: int, keep: bool
-) -> bool:
-    """Answer what nobody else works on; return whether that is done, or time has run out."""
-    for point in known(bench.answers, settings, points):
-        killed = (bench.folder / point.label / "checkpoint.safetensors").exists()
-        if killed and (claim := Claim.take(bench.folder, point.label)):
-            with claim:
-                _remove(bench, point, keep)
-    while True:
-        found = known(bench.answers, settings, points)
-        left = [point for point in points if point not in found]
-        if left and bench.late():
-            return False
-        with ExitStack() as claims:
-            group = _take(bench, left, lanes, claims)
-            if not group:
-                return True
-            needed = max((answer.get("answered_in", 0.0) for answer in found.values()), default=0)
-            if not _finish(bench, group, settings, keep, needed):
-                return False
-        gc.collect()  # trainers end up in cycles, and each holds gigabytes of the device
+def _question(bench: Bench) -> Question:
+    """Return what every training is asked: all test slices."""
+    test, shown = bench.data.test, spread_out(bench.data.test.level, SHOWN)
+    pairs = Pairs(test.x.to(bench.device), test.y.to(bench.device))
+    return Question(pairs, shown, bench.scale.samples, BLOCK, image_quality=True)
 
 
-def _take(bench: Bench, points: Sequence[Point], most: int, claims: ExitStack) -> list[Point]:
-    """Claim up to so many trainings that nobody works on, and return them."""
-    taken: list[Point] = []
-    for point in points:
-        if len(taken) < most and (claim := Claim.take(bench.folder, point.label)):
-            claims.enter_context(claim)
-            if not (bench.answers / f"{point.label}.json").is_file():  # as before it was claimed
-                taken.append(point)
-    return taken
+def _answer_simply(bench: Bench) -> bool:
+    """Keep the answers of the methods that nothing is learned for."""
+    return all(
+        bench.answers.ask(name, method_for, _question(bench), settings)
+        for name, (settings, method_for) in simple_methods(bench.data).items()
+    )
 
 
-def _finish(
-    bench: Bench, group: Sequence[Point], settings: Settings, keep: bool, needed: float
-) -> bool:
-    """Train some points side by side and answer them; return whether there was the time."""
-    trainers = [_trainer(bench, point) for point in group]
-    bench.say(f"{' and '.join(point.label for point in group)}:")
-    work = list(zip(group, trainers, strict=True))
-    for trainer in trainers:
-        trainer.write_end = keep
-    if all(trainer.finished for trainer in trainers):
-        needed = 0.0  # or a time too short to answer in would never answer
-    try:
-        if not train_side_by_side(trainers, bench.deadline, bench.show):
-            for trainer in trainers:
-                if trainer.finished and not trainer.write_end:
-                    trainer.save()  # the others are saved
-            return False
-    except VspairError as error:
-        if bench.device.type == "cuda":
-            torch.cuda.synchronize()  # with the lanes, before their weights are read
-        healthy = [_healthy(trainer) for trainer in trainers]
-        if all(healthy):
-            raise
-        for (point, trainer), well in zip(work, healthy, strict=True):
-            if well:
-                trainer.save()
-                continue
-            # A training that diverges is a result too.
-            _keep(bench, point, {"settings": settings, "error": str(error)}, None)
-            _remove(bench, point, keep)
-        return True
-    return _answer(bench, work, settings, keep, needed)
+def _sweep(bench: Bench, name: str) -> bool:
+    """Train and score the points of a sweep; return whether all are answered."""
+    shared = {"epochs": config_of("small", bench.scale).training.epochs}
+    trials = Trials(bench.folder / name, shared, "mse_sample", SWEEPS[name])
+    rows = trials.run(partial(_train_and_score, bench), deadline=bench.deadline or math.inf)
+    for row in rows:
+        condition = condition_of(row["settings"])
+        if "error" in row and not bench.answers.has(condition):  # to diverge is a result too
+            bench.answers.write(condition, "", {"error": {"text": np.array(row["error"])}})
+    return all(bench.answers.has(condition_of(point)) for point in SWEEPS[name])
 
 
-def _answer(
-    bench: Bench,
-    left: list[tuple[Point, Trainer]],
-    settings: Settings,
-    keep: bool,
-    needed: float,
-) -> bool:
-    """Answer finished trainings as long as there is the time; what is left is saved."""
-    try:
-        while left and not bench.late(needed):
-            point, trainer = left[0]
-            start, state = time.monotonic(), trainer.state
-            row, images = measure(bench, trainer.model)
-            names = ("epoch", "best_epoch", "seconds")
-            row |= {"epochs" if n == "epoch" else n: getattr(state, n) for n in names}
-            needed = time.monotonic() - start
-            answer = {"settings": settings, "row": row, "answered_in": round(needed, 3)}
-            _keep(bench, point, answer, images)
-            _remove(bench, point, keep)
-            left.pop(0)
-    finally:
-        for _, trainer in left:
-            if not trainer.write_end:
-                trainer.save()
-    return not left
+def _train_and_score(bench: Bench, trial: Trial) -> dict[str, float] | None:
+    """Train a point and keep its answer; nothing where time runs out."""
+    condition = condition_of(trial.settings)
+    if not bench.answers.has(condition) and not _train(bench, condition, trial):
+        return None
+    for left in ("weights", "checkpoint"):  # gigabytes
+        (trial.folder / f"{left}.safetensors").unlink(missing_ok=True)
+    return _values(bench.answers.read(condition))
 
 
-def _trainer(bench: Bench, point: Point) -> Trainer:
-    """Return a point's training, new or where it was stopped."""
-    out = bench.folder / point.label
-    if out.is_dir() and not (out / "config.toml").is_file():  # killed before it began
-        shutil.rmtree(out)
-    return vspair_trainer(bench, PRESET, out, point.changes)
+def _train(bench: Bench, condition: str, trial: Trial) -> bool:
+    """Train a point and let it answer; return whether there was the time."""
+    gc.collect()  # trainers end up in cycles, and each holds gigabytes of the device
+    if not (trial.folder / "config.toml").is_file():  # killed before it began
+        shutil.rmtree(trial.folder, ignore_errors=True)
+    weights = dict(trial.settings)
+    network = {"depth": weights.pop("depth")} if "depth" in weights else {}
+    changes = {"objective": weights, "model": {"x_network": network, "y_network": network}}
+    trainer = start_preset(bench, "small", trial.folder, changes)
+    bench.note_work()
+    bench.say(f"{condition}:")
+    if not (trainer.finished or train_side_by_side([trainer], trial.deadline, bench.show)):
+        return False
+    state = trainer.state
+    row = {"epochs": state.epoch, "best_epoch": state.best_epoch, "seconds": state.seconds}
+    more = partial(_more, bench, trainer.model, row, trial.folder)
+    return bench.answers.ask(
+        condition, lambda _: trainer.model, _question(bench), state.epoch, more
+    )
 
 
-def _healthy(trainer: Trainer) -> bool:
-    return all(bool(t.detach().isfinite().all()) for t in (trainer.sums, *trainer.parameters))
+def _more(bench: Bench, model: InverseModel, row: dict[str, Any], folder: Path) -> Groups:
+    """Return what is known of a training's codes, of the slices that are shown, and its course."""
+    test, shown = bench.data.test, spread_out(bench.data.test.level, SHOWN)
+    post = codes(model, test.y)
+    assert isinstance(post.code, SpikeSlab)
+    assert model.rho is not None
+    omega, rho = post.code.omega, float(model.rho)
+    values = code_row(post, Generator(bench.device).manual_seed(0)) | {
+        "omega_mean": float(omega.double().mean()),
+        "undecided": float(((omega > 0.1) & (omega < 0.9)).double().mean()),
+        "near_one": float((omega > (1 + rho) / 2).double().sum(1).mean()),
+        "rho": rho,
+        "parameters": float(model.n_parameters),
+    }
+    seen = {"noise": test.level[shown], "truth": test.x[shown]}
+    seen["omega"] = omega[shown.to(omega.device)]
+    lines = runs.Run(folder).metrics()
+    names = {"epoch": "epoch", "rho": "rho", "kl": "x_prior"}
+    course = {k: np.array([line.get(v, np.nan) for line in lines]) for k, v in names.items()}
+    return {"row": {**values, **row}, "seen": seen, "course": course}
 
 
-def _remove(bench: Bench, point: Point, keep: bool) -> None:
-    """Remove what an answered training leaves: its checkpoint and, unless kept, its weights."""
-    run = bench.folder / point.label
-    if not keep:
-        (run / "weights.safetensors").unlink(missing_ok=True)
-    # The last to go: where it is still there, a killed process had not removed everything.
-    (run / "checkpoint.safetensors").unlink(missing_ok=True)
+# -- the report -----------------------------------------------------------------------------
+
+
+def _values(answer: Groups) -> dict[str, float]:
+    """Return the numbers of an answer by metric; none of a training that failed."""
+    scores = {k: float(np.mean(v, dtype=np.float64)) for k, v in answer.get("scores", {}).items()}
+    return scores | {k: float(v) for k, v in answer.get("row", {}).items()}
+
+
+def _value(answer: Groups, metric: str) -> float:
+    return _values(answer).get(metric, math.nan)
+
+
+def _cell(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _tables(sweeps: Sweeps) -> tuple[str, str]:
+    """Return a grid over alpha0 and beta0 for each measure, and a line for each gamma_x."""
+    head, grids = ["alpha0 \\ beta0", *(f"{b:g}" for b in VALUES)], []
+    for metric, title in GRIDS.items():
+        cells = iter([_cell(_value(answer, metric)) for answer in sweeps["prior"].values()])
+        table = Table(head, [[f"{a:g}", *(next(cells) for _ in VALUES)] for a in VALUES])
+        grids.append(f"### {title}\n\n{table.markdown()}")
+    lines = [
+        [condition.removeprefix("gamma_x="), *(_cell(_value(answer, m)) for m in COLUMNS)]
+        for condition, answer in sweeps["gamma"].items()
+    ]
+    return "\n\n".join(grids), Table(["gamma_x", *COLUMNS.values()], lines).markdown()
+
+
+def _ranks(values: Sequence[float]) -> Any:
+    """Return the ranks of values, from the middle on; equal values share the mean of theirs."""
+    array = np.asarray(values, float)
+    return ((array < array[:, None]).sum(1) - (array > array[:, None]).sum(1)) / 2
+
+
+def _trend(found: dict[str, Groups]) -> str:
+    """Say how nnz follows the prior mean of rho, as the paper expects: Spearman's correlation."""
+    each = [(p, _values(found[condition_of(p)])) for p in SWEEPS["prior"]]
+    each = [(point, values) for point, values in each if values]
+    mean = _ranks([p["alpha0"] / (p["alpha0"] + p["beta0"]) for p, _ in each])
+    ranks = [mean, *(_ranks([v[m] for _, v in each]) for m in ("nnz", "mse_sample"))]
+    if len(each) < 3 or not all(rank.any() for rank in ranks):  # equal values have no order
+        return ""
+    _, nnz, error = np.corrcoef(ranks)[0]
+    return (
+        "Rank correlation with the prior mean of rho, alpha0 / (alpha0 + beta0), over "
+        f"{len(each)} trainings: {nnz:.2f} for nnz and {error:.2f} for the MSE of a sample."
+    )
+
+
+def _gaps(found: dict[str, Groups]) -> str:
+    """Say which trainings of a sweep are missing, or have failed."""
+    missing = [condition for condition, answer in found.items() if not answer]
+    words = [f"Not yet trained: {len(missing)} of {len(found)} ({'; '.join(missing)})."]
+    words = words if missing else []
+    failed = {c: answer["error"]["text"] for c, answer in found.items() if "error" in answer}
+    words += [f"{condition} has failed: {text}" for condition, text in failed.items()]
+    return " ".join(words) or f"All {len(found)} trainings are there."
+
+
+def _head(scale: Scale, about: dict[str, Any], epochs: dict[str, int]) -> str:
+    """Say of what the numbers are, and what is smaller than in the paper."""
+    config = config_of("small", scale)
+    model, weights = config.model, config.objective
+    length = " and ".join(f"{number:,} epochs ({name})" for name, number in epochs.items())
+    words = f"Trainings have {length}; the paper's have {PAPER_EPOCHS}."
+    if scale.half:
+        seen, whole = scale.geometry.describe(), GEOMETRY.describe()
+        words += f" Slices are averaged once more: {seen}; the paper's: {whole}."
+    return (
+        f"{sizes(about)} Codes of {model.x_size:,} and {model.y_size:,} factors, lambda_1 = "
+        f"{weights.lambda_x:g}, lambda_2 = {weights.lambda_y:g}, lambda_b = "
+        f"{weights.lambda_binary:g}, squared errors without the printed 1/2, as in the study of "
+        f"section 4.3. **{words}** One seed, the weights of the {config.training.keep} epoch; "
+        "`best epoch` has the best score on validation patients. Errors, CRPS and coverage are "
+        f"means over the test slices, with {scale.samples} samples each; nnz counts the open "
+        "gates of one sample a slice, gates that stand at rho as often as they are open by "
+        "chance. Gates near 1 are nearer to 1 than to rho."
+    )
+
+
+def _numbers(sweeps: Sweeps) -> Groups:
+    """Return what the figures show, as arrays by group and name; NaN where nothing is known."""
+    numbers: Groups = {"beta": {}, "gamma": {}, "curves": {}}
+    for name, points in SWEEPS.items():
+        each = [(point, sweeps[name][condition_of(point)]) for point in points]
+        there = [(point, answer) for point, answer in each if "row" in answer]
+        if not there:
+            continue
+        courses = [answer["course"] for _, answer in there]
+        curves = {k: np.stack([course[k] for course in courses]) for k in ("rho", "kl")}
+        curves |= {
+            k: np.array([point[k] for point, _ in there]) for k in points[0] if k != "depth"
+        }
+        curves["epoch"] = courses[0]["epoch"]
+        numbers["curves"] |= {f"{name}_{k}": v for k, v in curves.items()}
+        if name == "prior":
+            numbers["beta"] = {"alpha0": np.array(VALUES), "beta0": np.array(VALUES)}
+            for key, metric in (("nnz", "nnz"), ("mse", "mse_sample")):
+                values = [_value(answer, metric) for _, answer in each]
+                numbers["beta"][key] = np.reshape(values, (len(VALUES), len(VALUES)))
+        else:
+            numbers["gamma"] = _one_slice([answer for _, answer in there])
+            numbers["gamma"]["gamma_x"] = curves["gamma_x"]
+    return {
+        group: {name: np.asarray(values, np.float32) for name, values in part.items()}
+        for group, part in numbers.items()
+        if part
+    }
+
+
+def _one_slice(answers: Sequence[Groups]) -> dict[str, Any]:
+    """Return the slice of middle noise as each training sees it."""
+    one = SHOWN // 2
+    return {
+        "truth": answers[0]["seen"]["truth"][one],
+        "noise": answers[0]["seen"]["noise"][one],
+        "mean": np.stack([answer["shown"]["estimate"][one] for answer in answers]),
+        "variance": np.stack([answer["shown"]["std"][one] ** 2 for answer in answers]),
+        "omega": np.stack([answer["seen"]["omega"][one] for answer in answers]),
+    }
+
+
+def _report(bench: Bench, records: Records) -> Report:
+    """Return what is published, from the answers that are there."""
+    answers, scale, sweeps = bench.answers, bench.scale, Sweeps()
+    for name, points in SWEEPS.items():
+        kept = {c: answers.path(c).is_file() for c in map(condition_of, points)}
+        sweeps[name] = {c: answers.read(c) if there else {} for c, there in kept.items()}
+    every = {c: _values(answer) for found in sweeps.values() for c, answer in found.items()}
+    epochs = {
+        name: int(max(_values(answer).get("epochs", 0) for answer in found.values()))
+        for name, found in sweeps.items()
+    }
+    epochs = {name: number for name, number in epochs.items() if number}
+    if not epochs:
+        raise VspairError(
+            f"There are no answers in {answers.folder} to report on. Make them first: --only "
+            "prior,gamma."
+        )
+    simple = {n: _value(answers.read(n), "mse_mean") for n in NAMES if answers.has(n)}
+    rows = [Row(NAMES[name][0], "", "mse_mean", error) for name, error in simple.items()]
+    rows += [
+        Row("vsPAIR", "paper", metric, value, condition=condition)
+        for condition, values in every.items()
+        for metric, value in values.items()
+    ]
+    without = ", ".join(f"{NAMES[name][0]} {_cell(error)}" for name, error in simple.items())
+    numbers, (grids, lines) = _numbers(sweeps), _tables(sweeps)
+    noise = numbers.get("gamma", {}).get("noise")
+    parts = [
+        _head(scale, records.data, epochs),
+        f"MSE on the same test slices without learning: {without}." if without else "",
+        sources(records.data["phantoms"], scale.half),
+        "## The Beta prior",
+        f"alpha0 and beta0, with gamma_x = 0.1 as in section 4.3. {_gaps(sweeps['prior'])}",
+        grids,
+        _trend(sweeps["prior"]),
+        "## The weight of x's KL",
+        f"gamma_x, with alpha0 = 1, beta0 = 3 and networks of 2 blocks. {_gaps(sweeps['gamma'])}",
+        lines,
+        "" if noise is None else f"The slice of the figure has noise of {float(noise):.1f} %.",
+    ]
+    about = asdict(scale) | {"epochs": epochs}
+    return Report(rows, "\n\n".join(filter(None, parts)), numbers, about)
+
+
+_USES = (*ALWAYS, "samples")
+
+STUDY: Study[Scale, CtData] = Study(
+    name="ct-sweeps",
+    title="Hyper-parameters of computed tomography (appendix B)",
+    load=load,
+    describe=lambda data: data.about,
+    stages={
+        "simple": Stage(_answer_simply, _USES),
+        "prior": Stage(partial(_sweep, name="prior"), _USES),
+        "gamma": Stage(partial(_sweep, name="gamma"), _USES),
+    },
+    report=_report,
+    draw=drawing.draw_sweeps,
+    captions=drawing.FIGURES,
+)
+"""Appendix B as a study; ``--only`` names its stages."""
