@@ -59,7 +59,7 @@ def run(
 ) -> str | None:
     """Run stages of the study, without figures, with the results beside the trainings."""
     how: dict[str, Any] = {"out": folder / "out", "folder": folder / "runs", "device": "cpu"}
-    return study.reproduce(scale, only=only, **how | more)  # type: ignore[no-any-return]
+    return study.reproduce(scale, only=only, **how | more)
 
 
 def summary(out: Path) -> Any:
@@ -267,7 +267,7 @@ def test_the_chosen_weight_has_the_least_error_on_held_out_slices(
 ) -> None:
     found = read_groups(whole / "runs" / "answers" / "tv-choice.npz", "")["choice"]
     chosen = [WEIGHTS[i] for i in found["mse_mean"].argmin(1)]
-    np.testing.assert_array_equal(found["weight"], np.float32(chosen))
+    np.testing.assert_array_equal(found["weight"], np.array(chosen, np.float32))
     held = data.held
     assert len(held) <= FEW.tv_images
     for i, weight in enumerate(WEIGHTS):
@@ -299,6 +299,12 @@ def test_numbers_of_the_figures_keep_their_shapes(whole: Path) -> None:
     assert found["by_noise"]["levels"].tolist() == [1.25, 3.75, 6.25, 8.75]
     with np.load(whole / "out" / "figures.npz") as file:  # images take a third less room
         assert {file[n].dtype for n in file.files if file[n].ndim > 2} == {np.dtype(np.float16)}
+    kept, rounded = (
+        read_groups(whole / "runs" / "answers" / "fbp.npz", "")["shown"]["estimate"],
+        found["comparison"]["fbp"],
+    )
+    np.testing.assert_allclose(rounded, kept, rtol=0.01, atol=1e-7)
+    assert ((rounded == 0) == (kept == 0)).all()
 
 
 def test_what_is_beyond_two_deviations_counts_the_learned_noise(whole: Path) -> None:

@@ -18,6 +18,7 @@ from vspair.errors import VspairError
 from vspair.report import figures as report_figures
 from vspair.runs import read_groups
 from vspair.studies.ct.data import SMOKE, Scale
+from vspair.studies.ct.methods import start_preset
 from vspair.studies.ct_sweeps import study
 from vspair.studies.study import Study
 from vspair.training.trainer import Trainer
@@ -138,9 +139,13 @@ def test_a_training_killed_behind_its_answer_is_not_made_again(
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, "gamma")
     begun: list[Any] = []
+
+    def counted(*given: Any) -> Trainer:
+        begun.append(given)
+        return start_preset(*given)
+
     with monkeypatch.context() as patch:
-        plain = study.start_preset
-        patch.setattr(study, "start_preset", lambda *given: begun.append(given) or plain(*given))
+        patch.setattr(study, "start_preset", counted)
         assert run(tmp_path, "gamma,report")
     assert len(begun) == 1
     expected = {k: v for k, v in rows(whole / "out").items() if k[1].startswith("gamma")}
@@ -184,10 +189,8 @@ def test_sweeps_of_different_length_stand_in_one_report(tmp_path: Path) -> None:
 def test_a_training_that_diverges_is_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = study.start_preset
-
     def sick(bench: Any, preset: str, out: Path, changes: Any) -> Trainer:
-        trainer = plain(bench, preset, out, changes)
+        trainer = start_preset(bench, preset, out, changes)
         if changes["objective"]["gamma_x"] == 1.0:
             with torch.no_grad():
                 trainer.parameters[0].fill_(math.nan)

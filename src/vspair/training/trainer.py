@@ -56,7 +56,6 @@ class Trainer(Loop):
         two = config.training.stages == "two-stage"
         self._two_stages = two and isinstance(model, PairedAutoencoder)
         self.objective = Objective(config.objective, self.steps * config.training.epochs)
-        self.write_end = True  # whoever reads the weights from memory need not wait for gigabytes
         self.trainable = [p.requires_grad for p in self.parameters]
 
     @torch.no_grad()
@@ -190,5 +189,4 @@ class Trainer(Loop):
             refresh_norms(self.model, self.y)
             if self.best_weights is not None:
                 self._keep_weights()
-        if self.write_end:
-            self.save()
+        self.save()

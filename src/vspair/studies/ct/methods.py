@@ -34,7 +34,7 @@ from vspair.studies.ct.data import CtData, Scale, bin_edges, bin_of, spread_out
 from vspair.studies.study import Workspace
 from vspair.training.acceleration import compiled
 from vspair.training.batch_norms import refresh_norms
-from vspair.training.networks_loop import Plan, Trainable
+from vspair.training.networks import Plan, Trainable
 from vspair.training.side_by_side import train_side_by_side
 from vspair.training.trainer import Trainer
 

@@ -40,7 +40,7 @@ from vspair.studies.ct_sweeps import drawing
 from vspair.studies.factors import code_row
 from vspair.studies.results import Row
 from vspair.studies.study import Records, Report, Stage, Study
-from vspair.sweeps.trials import Trial, Trials
+from vspair.sweeps import Trial, Trials
 from vspair.training.side_by_side import train_side_by_side
 
 __all__ = ["STUDY", "SWEEPS", "VALUES", "condition_of"]
