@@ -35,8 +35,7 @@ from vspair.model import InverseModel
 from vspair.problems.ct import CtPairs, CtProblem, coarsen, moved_copies
 from vspair.runs import commit, machine
 from vspair.studies.ct.data import HALF
-from vspair.studies.ct.study import codes
-from vspair.studies.factors import code_row
+from vspair.studies.factors import code_row, posterior_in_parts
 
 PROBLEM = CtProblem(HALF, noise=0.1)
 NETWORK = {"kind": "conv", "width": 8, "depth": 2}
@@ -113,7 +112,7 @@ def main() -> None:
     trainer.train(show=True)
     took, model = time.monotonic() - start, trainer.model
     window = score_method(Fbp(HALF, window="hann"), test.x, test.y)["mse_mean"].mean()
-    found = code_row(codes(model, test.y), Generator().manual_seed(0))
+    found = code_row(posterior_in_parts(model, test.y), Generator().manual_seed(0))
     print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
     print(f"FBP with a Hann window has {float(window):.3g}")
     print(

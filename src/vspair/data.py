@@ -237,6 +237,10 @@ class Pairs:
     def __getitem__(self, rows: Tensor | slice) -> Pairs:
         return Pairs(self.x[rows], self.y[rows])
 
+    def to(self, device: torch.device) -> Pairs:
+        """Return the pairs on a device."""
+        return Pairs(self.x.to(device), self.y.to(device))
+
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of one unknown and of one observation."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from vspair.model import InverseModel, build
 from vspair.networks.unet import WIDTHS
 from vspair.posterior import Method, SamplePosterior
 from vspair.problems.ct import CtPairs
-from vspair.studies.answers import digest
+from vspair.studies.answers import digest, made_once
 from vspair.studies.ct.data import CtData, Scale, bin_edges, bin_of, spread_out
 from vspair.studies.study import Workspace
 from vspair.training.acceleration import compiled
@@ -40,11 +40,12 @@ from vspair.training.trainer import Trainer
 
 __all__ = [
     "PRESETS", "WEIGHTS", "Asked", "Bench", "KeptSamples", "all_methods", "choose_weights",
-    "config_of", "dps_samples", "load_or_build_prior", "simple_methods", "start_preset",
+    "config_of", "dps_samples", "load_prior", "simple_methods", "start_preset",
     "train_preset", "train_unet",
 ]  # fmt: skip
 
 Bench = Workspace[Scale, CtData]
+T = TypeVar("T", bound=Trainable)
 
 PRESETS = ("paper", "calibrated")
 
@@ -180,17 +181,18 @@ def _back_projected(bench: Bench, y: Tensor) -> Tensor:
     return torch.cat([fbp(part.to(bench.device)).cpu() for part in y.split(256)])
 
 
-def _load_unet(bench: Bench, name: str, kind: type[Trainable]) -> Any:
+def _load_unet(bench: Bench, kind: type[T]) -> T:
     """Return a U-Net as far as it is trained; untrained where it is not."""
-    if _is_trained(bench.folder / name):
-        return kind.load(bench.folder / name, str(bench.device))
+    folder = bench.folder / kind.__name__.lower()
+    if _is_trained(folder):
+        return kind.load(folder, str(bench.device))
     network = kind(bench.scale.geometry.shape, _widths(bench.scale))  # type: ignore[call-arg, arg-type]
     return network.to(bench.device).eval()
 
 
-def load_or_build_prior(bench: Bench) -> Prior:
+def load_prior(bench: Bench) -> Prior:
     """Return DPS's prior as far as it is trained; untrained where it is not."""
-    prior: Prior = _load_unet(bench, "prior", Prior).requires_grad_(False)
+    prior = _load_unet(bench, Prior).requires_grad_(False)
     # As it was trained, channels last: its convolutions then need no copies.
     return prior.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -213,11 +215,10 @@ class Asked(NamedTuple):
 def simple_methods(data: CtData) -> dict[str, Asked]:
     """Return the methods that nothing is learned or chosen for, by name."""
     geometry, mean = data.problem.geometry, AnswerMean(data.plain.x)
-    plain, hann = Fbp(geometry), Fbp(geometry, window="hann")
     return {
         "mean": Asked(digest(mean.mean), lambda _: mean),
-        "fbp": Asked("none", lambda _: plain),
-        "fbp_hann": Asked("hann", lambda _: hann),
+        "fbp": Asked("none", made_once(lambda: Fbp(geometry))),
+        "fbp_hann": Asked("hann", made_once(lambda: Fbp(geometry, window="hann"))),
     }
 
 
@@ -238,15 +239,15 @@ def all_methods(bench: Bench, untrained: bool = False) -> dict[str, Asked] | Non
     own = weights[bin_of(data.test.level, scale.noise)].to(bench.device)
     found = simple_methods(data)
     found["tv"] = Asked((weights.tolist(), scale.tv_iterations), lambda r: _tv(bench, own[r]))
-    load: dict[str, Callable[[], Method]] = {
-        "regression": cache(partial(_load_regression, bench)),
-        "vspair_paper": cache(partial(_load_preset, bench, "paper")),
-        "vspair_calibrated": cache(partial(_load_preset, bench, "calibrated")),
+    networks: dict[str, Callable[[], Method]] = {
+        "regression": lambda: RegressionAfter(Fbp(scale.geometry), _load_unet(bench, Regression)),
+        "vspair_paper": partial(_load_preset, bench, "paper"),
+        "vspair_calibrated": partial(_load_preset, bench, "calibrated"),
     }
-    for name, loaded in load.items():
+    for name, load in networks.items():
         folder = bench.folder / name.removeprefix("vspair_")
         if untrained or _is_trained(folder):
-            found[name] = Asked(_logged(folder), lambda _, loaded=loaded: loaded())  # type: ignore[misc]
+            found[name] = Asked(_logged(folder), made_once(load))
     return found
 
 
@@ -254,10 +255,6 @@ def _logged(folder: Path) -> str:
     """Return what a training is known again by: all that it logged."""
     path = folder / "metrics.jsonl"
     return digest(path.read_bytes() if path.is_file() else b"")
-
-
-def _load_regression(bench: Bench) -> RegressionAfter:
-    return RegressionAfter(Fbp(bench.scale.geometry), _load_unet(bench, "regression", Regression))
 
 
 def _tv(bench: Bench, weight: float | Tensor) -> TvAdmm:
@@ -302,7 +299,7 @@ def choose_weights(bench: Bench, listed: Sequence[float] = WEIGHTS) -> Tensor | 
 
 
 class KeptSamples:
-    """Answers with samples (K, B, R, C) that were made before: to make them anew takes hours."""
+    """Answers with samples (K, B, R, C) that were made before: making them takes hours."""
 
     def __init__(self, samples: Tensor) -> None:
         self.samples = samples
@@ -326,7 +323,7 @@ def dps_samples(bench: Bench, rows: Tensor) -> tuple[str, Tensor, int] | None:
     folder, scale, test = bench.folder / "prior", bench.scale, bench.data.test
     if not _is_trained(folder):
         raise VspairError(f"There is no prior in {folder}. Train it first: --only prior.")
-    prior = load_or_build_prior(bench)
+    prior = load_prior(bench)
     how: dict[str, Any] = {"trajectories": scale.trajectories, "steps": scale.steps}
     how["zeta"] = scale.zeta / scale.geometry.pixel  # from lengths in pixels to those here
     key = digest(_logged(folder), sorted(how.items()), test.y[rows])

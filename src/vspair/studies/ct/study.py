@@ -17,7 +17,6 @@ import torch
 from torch import Generator, Tensor
 
 from vspair import runs
-from vspair.codes import SpikeSlab
 from vspair.data import Pairs
 from vspair.evaluation import answer_seconds, score_method
 from vspair.methods import Dps
@@ -32,18 +31,15 @@ from vspair.studies.ct.methods import (
     KeptSamples,
     all_methods,
     dps_samples,
-    load_or_build_prior,
+    load_prior,
     train_preset,
     train_unet,
 )
 from vspair.studies.ct.tables import report
-from vspair.studies.factors import STEPS, code_row, leading, perturbed
+from vspair.studies.factors import STEPS, code_row, leading, perturbed, posterior_in_parts
 from vspair.studies.study import Stage, Study
 
-__all__ = ["ALWAYS", "BLOCK", "SMOKE", "STUDY", "Scale", "codes"]
-
-BLOCK = 200
-"""Test slices of a block."""
+__all__ = ["ALWAYS", "SMOKE", "STUDY", "Scale"]
 
 PERTURBED = 2
 """Test slices whose factors are perturbed."""
@@ -54,9 +50,6 @@ MOST_OMEGA = 50_000
 TIMED_STEPS = 30
 """Steps that a DPS trajectory is timed over; all its steps cost the same."""
 
-CHUNK = 128
-"""Observations that are encoded at once."""
-
 
 # -- answers --------------------------------------------------------------------------------
 
@@ -66,10 +59,6 @@ def _shown(bench: Bench) -> Tensor:
     return spread_out(bench.data.test.level, bench.scale.dps_images)
 
 
-def _on_device(bench: Bench, pairs: Pairs) -> Pairs:
-    return Pairs(pairs.x.to(bench.device), pairs.y.to(bench.device))
-
-
 def _answer_all(bench: Bench) -> bool:
     """Keep the answers of every method but DPS; return whether that is done."""
     rows, test = _shown(bench), bench.data.test
@@ -77,8 +66,8 @@ def _answer_all(bench: Bench) -> bool:
     if not bench.answers.has("test", key):
         seen = {"index": rows, "truth": test.x[rows], "sinogram": test.y[rows]}
         bench.answers.write("test", key, {"test": {"level": test.level}, "shown": seen})
-    pairs = _on_device(bench, test)
-    question = Question(pairs, rows, bench.scale.samples, BLOCK, image_quality=True)
+    pairs = test.to(bench.device)
+    question = Question(pairs, rows, bench.scale.samples, image_quality=True)
     asked = all_methods(bench)
     return asked is not None and all(
         bench.answers.ask(
@@ -106,7 +95,7 @@ def _answer_dps(bench: Bench) -> bool:
     if found is None:
         return False
     key, samples, parameters = found
-    pairs, shown = _on_device(bench, bench.data.test[rows]), torch.arange(len(rows))
+    pairs, shown = bench.data.test[rows].to(bench.device), torch.arange(len(rows))
     question = Question(pairs, shown, len(samples), len(rows), image_quality=True)
     more = {"row": {"parameters": parameters}}
     return bench.answers.ask(
@@ -136,32 +125,17 @@ def _overfitting(
     assert isinstance(model, PairedAutoencoder)
     row = {}
     for name, part in parts.items():
-        own = score_method(_OwnCode(model), part.x, part.x, samples=1, chunk=CHUNK)
+        own = score_method(_OwnCode(model), part.x, part.x, samples=1)
         row[f"mse_autoencoder_{name}"] = float(own["mse_sample"].mean())
-        given = score_method(model, part.x, part.y, samples=samples, chunk=CHUNK)
+        given = score_method(model, part.x, part.y, samples=samples)
         row[f"mse_mean_{name}"] = float(given["mse_mean"].mean())
     return row
-
-
-@torch.no_grad()
-def codes(model: InverseModel, y: Tensor) -> LatentPosterior:
-    """Return the posterior of many observations of shape (B, A, D), encoded part by part."""
-    parts = [model.posterior(part).code for part in y.split(CHUNK)]
-    names = ("mu", "logvar", "log_on", "log_off")
-    mu, logvar, on, off = (torch.cat([getattr(part, n) for part in parts]) for n in names)
-    return LatentPosterior(model, SpikeSlab(mu, logvar, on, off, model.config.temperature))
-
-
-def _some(values: Tensor, most: int) -> Tensor:
-    """Return up to so many values (n,), chosen at random: equal steps would miss whole factors."""
-    order = torch.randperm(len(values), generator=Generator().manual_seed(0))
-    return values[order[:most].to(values.device)]
 
 
 def _of_codes(bench: Bench, model: InverseModel) -> Groups:
     """Return what is known of a model's codes, and what moving its factors does."""
     data, rows = bench.data, _shown(bench)
-    post = codes(model, data.test.y)
+    post = posterior_in_parts(model, data.test.y)
     parts = {"train": data.plain, "validation": data.held, "test": data.test}
     row = code_row(post, Generator(bench.device).manual_seed(0))
     row |= _overfitting(model, parts, bench.scale.samples)
@@ -172,8 +146,11 @@ def _of_codes(bench: Bench, model: InverseModel) -> Groups:
     centre, change = perturbed(post, rows, dims)
     moved = {"index": dims, "steps": torch.tensor(STEPS), "centre": centre}
     moved |= {"difference": change, "truth": data.test.x[rows]}
-    omega = {"values": _some(post.parameters()["omega"].flatten(), MOST_OMEGA)}
-    return {"row": dict(row), "perturbation": moved, "omega": omega}
+    omega = post.parameters()["omega"].flatten()
+    # At random: equal steps would miss whole factors.
+    some = torch.randperm(len(omega), generator=Generator().manual_seed(0))[:MOST_OMEGA]
+    values = omega[some.to(omega.device)]
+    return {"row": dict(row), "perturbation": moved, "omega": {"values": values}}
 
 
 def _of_training(bench: Bench, preset: str) -> Groups:
@@ -218,7 +195,7 @@ def _measure_seconds(bench: Bench) -> bool:
         one[name] = answer_seconds(method, y)
         if isinstance(method, InverseModel):
             many[name] = answer_seconds(method, y, samples=scale.samples)
-    prior, steps = load_or_build_prior(bench), min(TIMED_STEPS, scale.steps)
+    prior, steps = load_prior(bench), min(TIMED_STEPS, scale.steps)
     for trajectories, kept in ((1, one), (scale.samples, many)):
         operator = bench.data.problem.transform
         sampler: Method = Dps(prior, operator, trajectories=trajectories, steps=steps, zeta=0.0)

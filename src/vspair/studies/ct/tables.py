@@ -58,19 +58,13 @@ COMPARED = {
 
 TABLES = {
     "vsPAIR: reconstruction and sparsity": {
-        "mse_sample": "MSE of a sample",
-        "mse_mean": "MSE of the mean of samples",
-        "mse_code": "MSE of the decoded mean code",
-        "nnz": "average nnz",
-        "nnz_std": "its deviation over observations",
-        "active_share": "share of all indices",
+        "mse_sample": "MSE of a sample", "mse_mean": "MSE of the mean of samples",
+        "mse_code": "MSE of the decoded mean code", "nnz": "average nnz",
+        "nnz_std": "its deviation over observations", "active_share": "share of all indices",
         "ever_active": "indices more open than not for some observation",
         "std_omega_over_y": "deviation of omega over y",
-        "std_sigma_over_y": "deviation of sigma over y",
-        "std_mu_over_y": "deviation of mu over y",
-        "parameters": "parameters",
-        "epochs": "epochs trained",
-        "epochs_planned": "epochs planned",
+        "std_sigma_over_y": "deviation of sigma over y", "std_mu_over_y": "deviation of mu over y",
+        "parameters": "parameters", "epochs": "epochs trained", "epochs_planned": "epochs planned",
         "best_epoch": "epoch of the weights",
     },
     "vsPAIR: overfitting": {
@@ -79,8 +73,7 @@ TABLES = {
         for part, name in (("train", "training"), ("validation", "validation"), ("test", "test"))
     },
     "vsPAIR: uncertainty": {
-        "crps": "CRPS",
-        "crps_with_noise": "the same with the decoder's noise",
+        "crps": "CRPS", "crps_with_noise": "the same with the decoder's noise",
         "coverage_90": "share inside the 90 % interval",
         "coverage_90_with_noise": "the same with the decoder's noise",
         "deviation": "mean reported deviation",
@@ -88,7 +81,7 @@ TABLES = {
         "beyond_2_std_with_noise": "the same with the decoder's noise",
         "excess_2_std": "mean error beyond 2 deviations",
     },
-}
+}  # fmt: skip
 """The rows of the tables of vsPAIR alone."""
 
 _BY_NOISE = {"mse_mean": "MSE", "psnr": "PSNR in dB", "ssim": "SSIM"}

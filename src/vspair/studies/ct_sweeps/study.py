@@ -26,7 +26,6 @@ from torch import Generator
 
 from vspair import runs
 from vspair.codes import SpikeSlab
-from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.model import InverseModel
 from vspair.report.tables import Table
@@ -34,10 +33,10 @@ from vspair.runs import Groups
 from vspair.studies.answers import Question
 from vspair.studies.ct.data import GEOMETRY, CtData, Scale, load, spread_out
 from vspair.studies.ct.methods import Bench, config_of, simple_methods, start_preset
-from vspair.studies.ct.study import ALWAYS, BLOCK, codes
+from vspair.studies.ct.study import ALWAYS
 from vspair.studies.ct.tables import NAMES, sizes, sources
 from vspair.studies.ct_sweeps import drawing
-from vspair.studies.factors import code_row
+from vspair.studies.factors import code_row, posterior_in_parts
 from vspair.studies.results import Row
 from vspair.studies.study import Records, Report, Stage, Study
 from vspair.sweeps import Trial, Trials
@@ -91,8 +90,7 @@ def condition_of(point: Point) -> str:
 def _question(bench: Bench) -> Question:
     """Return what every training is asked: all test slices."""
     test, shown = bench.data.test, spread_out(bench.data.test.level, SHOWN)
-    pairs = Pairs(test.x.to(bench.device), test.y.to(bench.device))
-    return Question(pairs, shown, bench.scale.samples, BLOCK, image_quality=True)
+    return Question(test.to(bench.device), shown, bench.scale.samples, image_quality=True)
 
 
 def _answer_simply(bench: Bench) -> bool:
@@ -149,7 +147,7 @@ def _train(bench: Bench, condition: str, trial: Trial) -> bool:
 def _more(bench: Bench, model: InverseModel, row: dict[str, Any], folder: Path) -> Groups:
     """Return what is known of a training's codes, of the slices that are shown, and its course."""
     test, shown = bench.data.test, spread_out(bench.data.test.level, SHOWN)
-    post = codes(model, test.y)
+    post = posterior_in_parts(model, test.y)
     assert isinstance(post.code, SpikeSlab)
     assert model.rho is not None
     omega, rho = post.code.omega, float(model.rho)
