@@ -1,67 +1,46 @@
 """The figures of appendix B, drawn from saved numbers: what the Beta prior and gamma_x do.
 
-Numbers are arrays by group and name, as in :mod:`vspair.studies.ct.drawing`.
+Numbers are arrays by group and name; a group that is not there is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vspair.report.figures import (
-    GREY,
-    INK,
-    PALETTE,
-    ColourScale,
-    Sheet,
-    captioned,
-    even_axis,
-    finite,
-    floor_of,
-    new_figure,
-    outline,
-    plain,
-    quiet,
-    share_of,
-    write_figures,
-)
+from vspair.report import curves, figures
+from vspair.report.figures import DASHES, GREY, INK, PALETTE, ColourScale, finite, style_axes
 from vspair.report.heat_map import heat_map
+from vspair.report.images import ImageRow, image_grid
+from vspair.runs.files import Groups
 
-__all__ = ["FIGURES", "draw_beta", "draw_curves", "draw_gamma", "draw_sweeps", "gallery"]
+__all__ = ["CAPTIONS", "draw_all"]
 
 Part = Mapping[str, Any]
 
+TITLES = {"prior": "$\\alpha_0$ and $\\beta_0$", "gamma": "$\\gamma_x$"}
+"""What differs between the trainings of each study."""
 
-# -- the Beta prior -------------------------------------------------------------------------
 
-
-def draw_beta(part: Part) -> Any:
-    """Draw how many indices are active, and the error, over both parameters of the Beta prior.
-
-    Arguments:
-        part: ``alpha0`` (a,), ``beta0`` (b,), and ``nnz`` and ``mse`` (a, b); what was not
-            measured is NaN.
-    """
+def _beta(part: Part) -> Any:
+    """Draw how many indices are active, and the error, over both parameters of the Beta prior."""
     panels = {"nnz": "active indices", "mse": "MSE of a sample"}
     found = {name: title for name, title in panels.items() if name in part}
     if not found:
         return None
-    rows, columns = len(part["alpha0"]), len(part["beta0"])
-    figure = new_figure(3.5 * len(found), 0.62 * rows + 0.95)
-    for axes, (name, title) in zip(
-        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
-    ):
+    figure = figures.new_figure(3.4 * len(found), 0.62 * len(part["alpha0"]) + 0.95)
+    grid = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (name, title) in zip(grid, found.items(), strict=True):
         heat_map(axes, np.asarray(part[name], dtype=float))
-        axes.set_title(title, pad=6)
-        axes.set_xticks(range(columns), [f"{v:g}" for v in part["beta0"]])
-        axes.set_yticks(range(rows), [f"{v:g}" for v in part["alpha0"]])
-        axes.set_xlabel("$\\beta_0$")
-        axes.set_ylabel("$\\alpha_0$")
-        quiet(axes)
+        axes.set(title=title, xlabel="$\\beta_0$", ylabel="$\\alpha_0$")
+        axes.set_xticks(range(len(part["beta0"])), [f"{v:g}" for v in part["beta0"]])
+        axes.set_yticks(range(len(part["alpha0"])), [f"{v:g}" for v in part["alpha0"]])
+        style_axes(axes)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     return figure
@@ -70,35 +49,36 @@ def draw_beta(part: Part) -> Any:
 # -- gamma_x --------------------------------------------------------------------------------
 
 
-def draw_gamma(part: Part) -> Any:
-    """Draw truth, mean, variance and the histogram of omega, one row a value of gamma_x.
-
-    Arguments:
-        part: ``gamma_x`` (g,), ``truth`` (H, W), ``mean`` and ``variance`` (g, H, W), and
-            ``omega`` (g, n).
-    """
+def _gamma(part: Part) -> Any:
+    """Draw truth, mean, variance and the histogram of omega, one row a value of gamma_x."""
+    if "gamma_x" not in part:
+        return None
     grey = ColourScale.greys("attenuation", part["truth"], part["mean"])
-    spread = _variance_scale(part["variance"])
-    side, left, top, gap = 1.1, 0.92, 0.26, 0.1
-    columns = [left, left + side + 0.04, left + 2 * (side + 0.04)]
-    place = columns[-1] + side + 0.62
-    count = len(part["gamma_x"])
-    bottom = top + count * (side + gap) - gap
-    sheet = Sheet(place + 1.95, bottom + 0.56)
-    for x, title in zip(columns, ("truth", "mean", "variance"), strict=True):
-        sheet.text(x + side / 2, top - 0.06, title, ha="center")
-    sheet.text(place + 0.87, top - 0.06, "histogram of $\\hat\\omega_x$", ha="center")
-    for i, value in enumerate(np.asarray(part["gamma_x"], dtype=float)):
-        y = top + i * (side + gap)
-        words = f"$\\gamma_x$ = {value:g}"
-        sheet.text(left - 0.08, y + side / 2, words, ha="right", va="center")
-        image = sheet.image(columns[0], y, side, part["truth"], grey)
-        sheet.image(columns[1], y, side, part["mean"][i], grey)
-        variance = sheet.image(columns[2], y, side, part["variance"][i], spread)
-    width = 2 * side + 0.04
-    sheet.bar(image, grey, (left + 0.15 * width, bottom + 0.08, 0.7 * width, 0.09))
-    sheet.bar(variance, spread, (columns[2] + 0.04, bottom + 0.08, side - 0.08, 0.09))
-    _histograms(sheet, part["omega"], [top + i * (side + gap) for i in range(count)], place)
+    scales = [grey, grey, _variance_scale(part["variance"])]
+    rows = [
+        ImageRow(f"$\\gamma_x$ = {value:g}", [part["truth"], mean, variance], scales)
+        for value, mean, variance in zip(
+            part["gamma_x"], part["mean"], part["variance"], strict=True
+        )
+    ]
+    rows[0] = replace(rows[0], above=["truth", "mean", "variance"])
+    side, width = 1.1, 1.7
+    sheet = image_grid(rows, side, right=0.75 + width + 0.2, bottom=0.35)
+    edges = np.linspace(0, 1, 41)
+    heights = [curves.shares(values, edges) for values in part["omega"]]
+    left, pitch = sheet.width - width - 0.2, (sheet.height - 0.72 - side) / max(len(rows) - 1, 1)
+    for i, high in enumerate(heights):
+        axes = sheet.axes(left, 0.31 + i * pitch, width, side - 0.08)
+        floor, most = curves.least_share(heights), max(float(h.max()) for h in heights) or 1.0
+        curves.histogram(axes, {"": high}, edges, {"": PALETTE[0]}, floor=floor)
+        axes.set_ylim(floor, 8 * most if floor else 1.25 * most)
+        style_axes(axes, 8)
+        known = finite(part["omega"][i])
+        words = f"mean {known.mean():.2f}" if len(known) else "no value"
+        axes.text(0.5, 0.83, words, transform=axes.transAxes, ha="center", size=8, color=INK)
+        axes.tick_params(labelbottom=i == len(rows) - 1)
+        axes.set_ylabel("share (%)")
+    axes.set_xlabel("$\\hat\\omega_x$")
     return sheet.figure
 
 
@@ -110,117 +90,56 @@ def _variance_scale(variance: Any) -> ColourScale:
         return linear
     high = linear.limits[1]
     extend = "both" if linear.extend == "max" else "min"
-    return replace(linear, limits=(min(min(tops), high) / 30, high), log=True, extend=extend)
-
-
-def _histograms(sheet: Sheet, omega: Any, tops: Sequence[float], left: float) -> None:
-    """Draw one histogram a row, all with the same axes, and the mean of each."""
-    side, width = 1.1, 1.75
-    edges = np.linspace(0, 1, 41)
-    shares = [share_of(row, edges) for row in omega]
-    floor = floor_of(shares)
-    most = max((float(s.max()) for s in shares), default=1.0) or 1.0
-    for i, (top, heights) in enumerate(zip(tops, shares, strict=True)):
-        axes = sheet.axes(left, top + 0.04, width, side - 0.08)
-        if floor:
-            axes.set_yscale("log")
-        outline(axes, heights, edges, floor, color=PALETTE[0])
-        axes.set(xlim=(0, 1), ylim=(floor, 8 * most if floor else 1.25 * most))
-        quiet(axes)
-        axes.tick_params(labelsize=8, labelbottom=i == len(tops) - 1, pad=2)
-        mean = finite(omega[i])
-        words = f"mean {mean.mean():.2f}" if len(mean) else "no value"
-        axes.text(
-            0.5,
-            0.97,
-            words,
-            transform=axes.transAxes,
-            ha="center",
-            va="top",
-            fontsize=8,
-            color=INK,
-        )
-        axes.set_ylabel("share (%)", fontsize=8)
-        if floor:
-            ticks = [10.0**p for p in range(-9, 3) if floor <= 10.0**p <= 2 * most]
-            axes.set_yticks(ticks[::2] if len(ticks) > 4 else ticks)
-            axes.minorticks_off()
-            plain(axes)
+    return replace(linear, limits=(min(min(tops), high) / 30, high), law="log", extend=extend)
 
 
 # -- learning curves ------------------------------------------------------------------------
 
-_DASHES = ("-", "--", "-.", ":")
-_TITLES = {"prior": "$\\alpha_0$ and $\\beta_0$", "gamma": "$\\gamma_x$"}
 
-
-def draw_curves(part: Part) -> Any:
-    """Draw rho and the KL of x over the epochs, a column a study, a line a training.
-
-    Arguments:
-        part: For each study, ``prior`` and ``gamma``, of those that are there: ``<study>_epoch``
-            (e,), ``<study>_rho`` and ``<study>_kl`` (n, e), not finite where nothing was
-            measured; ``prior_alpha0``, ``prior_beta0`` and ``gamma_gamma_x`` (n,).
-    """
-    studies = [name for name in _TITLES if f"{name}_epoch" in part]
+def _curves(part: Part) -> Any:
+    """Draw rho and the KL of x over the epochs, a column a study, a line a training."""
+    studies = [name for name in TITLES if f"{name}_epoch" in part]
     if not studies:
         return None
-    figure = new_figure(3.6 * len(studies) + 0.3, 4.6)
+    figure = figures.new_figure(3.4 * len(studies) + 0.2, 4.8)
     grid = figure.subplots(2, len(studies), sharex="col", squeeze=False)
     for name, (above, below) in zip(studies, grid.T, strict=True):
-        styles = _curve_styles(part, name)
+        styles, named = _styles(part, name)
         for axes, key in ((above, "rho"), (below, "kl")):
             for values, style in zip(part[f"{name}_{key}"], styles, strict=True):
                 axes.plot(part[f"{name}_epoch"], values, linewidth=1.2, **style)
-            quiet(axes)
-        above.set(ylim=(0, 1), title=_TITLES[name])
-        even_axis(below, part[f"{name}_kl"])
+            style_axes(axes)
+        above.set(ylim=(0, 1), title=TITLES[name])
+        curves.even_axis(below, part[f"{name}_kl"])
         below.set_xlabel("epoch")
-        _curve_legend(above, part, name)
-    for axes, words in zip(grid[:, 0], ("$\\rho$", "KL of x (nats)"), strict=True):
-        axes.set_ylabel(words)
+        handles = [below.plot([], [], label=label, **style)[0] for label, style in named.items()]
+        figures.legend(above, "lower left", handles=handles, ncols=2, fontsize=9)
+    grid[0, 0].set_ylabel("$\\rho$")
+    grid[1, 0].set_ylabel("KL of x (nats)")
     return figure
 
 
-def _dashes(part: Part) -> dict[float, Any]:
-    """Return the dashes of each alpha0."""
-    return dict(zip(sorted(set(part["prior_alpha0"])), _DASHES, strict=False))
-
-
-def _curve_styles(part: Part, name: str) -> list[dict[str, Any]]:
-    """Return colours, dashes and, once a colour, labels."""
+def _styles(part: Part, name: str) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return colour and dashes of each training of a study, and what the legend says of them."""
     if name == "gamma":
-        values = [f"$\\gamma_x$ = {value:g}" for value in part["gamma_gamma_x"]]
-        return [{"color": c, "label": v} for c, v in zip(PALETTE, values, strict=False)]
-    alpha, beta, dashes = list(part["prior_alpha0"]), list(part["prior_beta0"]), _dashes(part)
+        words = [f"$\\gamma_x$ = {value:g}" for value in part["gamma_gamma_x"]]
+        shades = [{"color": PALETTE[i]} for i in range(len(words))]
+        return shades, dict(zip(words, shades, strict=True))
+    alpha, beta = part["prior_alpha0"], part["prior_beta0"]
     colours = dict(zip(sorted(set(beta)), PALETTE, strict=False))
-    styles = [
+    dashes = dict(zip(sorted(set(alpha)), DASHES, strict=False))
+    named = {f"$\\beta_0$ = {b:g}": {"color": colour} for b, colour in colours.items()}
+    named |= {
+        f"$\\alpha_0$ = {a:g}": {"color": GREY, "linestyle": dash} for a, dash in dashes.items()
+    }
+    return [
         {"color": colours[b], "linestyle": dashes[a]} for a, b in zip(alpha, beta, strict=True)
-    ]
-    for b in colours:
-        i = beta.index(b)
-        styles[i] = styles[i] | {"label": f"$\\beta_0$ = {b:g}"}
-    return styles
-
-
-def _curve_legend(axes: Any, part: Part, name: str) -> None:
-    """Name the colours and, in grey, the dashes."""
-    from matplotlib.lines import Line2D
-
-    handles = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    handles = [Line2D([], [], color=h.get_color(), label=h.get_label()) for h in handles]
-    if name == "prior":
-        handles += [
-            Line2D([], [], color=GREY, linestyle=dash, label=f"$\\alpha_0$ = {a:g}")
-            for a, dash in _dashes(part).items()
-        ]
-    style = {"frameon": False, "fontsize": 8, "labelcolor": INK, "loc": "lower left"}
-    axes.legend(handles=handles, ncols=2, **style)
+    ], named
 
 
 # -- all figures ----------------------------------------------------------------------------
 
-FIGURES: dict[str, str] = {
+CAPTIONS: dict[str, str] = {
     "beta_prior": "Average number of active indices and average MSE of a sample on test images "
     "over the parameters of the Beta prior.",
     "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
@@ -231,31 +150,10 @@ FIGURES: dict[str, str] = {
 }
 """What each figure shows, by its file name."""
 
-_DRAWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "beta_prior": ("beta", draw_beta),
-    "gamma_x": ("gamma", draw_gamma),
-    "curves": ("curves", draw_curves),
-}
 
-
-def draw_sweeps(numbers: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw every figure whose numbers are at hand into a folder; return their paths.
-
-    Arguments:
-        numbers: Arrays by group and name.
-        folder: Where the PNG files go.
-    """
-    return write_figures(_DRAWS, numbers, folder)
-
-
-def gallery(paths: Sequence[Path], more: Mapping[str, str] | None = None) -> str:
-    """Return figures that :func:`draw_sweeps` drew with their captions, as Markdown.
-
-    Arguments:
-        paths: The figures.
-        more: What to say in the captions of some of them, by file name without its ending.
-    """
-    more = more or {}
-    return captioned(
-        paths, {k: f"{text} {more.get(k, '')}".strip() for k, text in FIGURES.items()}
-    )
+def draw_all(numbers: Groups, folder: Path) -> list[Path]:
+    """Draw every figure whose numbers are at hand into a folder; return their paths."""
+    draws = {"beta_prior": (_beta, "beta"), "gamma_x": (_gamma, "gamma")}
+    draws["curves"] = _curves, "curves"
+    found = {name: partial(draw, numbers.get(k, {})) for name, (draw, k) in draws.items()}
+    return figures.write_figures(found, folder)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vspair.report import figures as plots
-from vspair.report.figures import ImageRow
+from vspair.data import Pairs
+from vspair.report.curves import lines
+from vspair.report.figures import ColourScale, write_figures
+from vspair.report.images import ImageRow, MovedFactors, image_grid, in_deviations, perturbation
 from vspair.report.page import Picture, Section, Table, write_page
-from vspair.runs import atomically
+from vspair.runs.files import Groups
 
-__all__ = ["NOISY", "PLAIN", "Answers", "Factors", "Pairs", "brief", "write_report"]
+__all__ = ["CAPTIONS", "Answers", "Factors", "brief", "draw_all", "write_report"]
 
-NOISY, PLAIN = "with decoder noise", "without decoder noise"
+Part = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+
+SERIES = {"with decoder noise": "_with_noise", "without decoder noise": ""}
+"""Samples with and without the decoder's noise, and how their metrics end."""
 METHODS = {
     "vsPAIR": "vsPAIR, mean of samples",
     "ridge": "Ridge regression, from the same pairs",
@@ -24,16 +32,6 @@ METHODS = {
     "trivial-y": "Returning y as it is",
     "trivial-mean": "Always the mean field",
 }
-
-Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Unknowns and their observations, both with shape (B, H, W)."""
-
-    x: Tensor
-    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -70,123 +68,110 @@ class Factors:
     up: Tensor
 
 
-def _value(rows: Rows, metric: str, model: str = "vsPAIR", condition: str = "") -> float:
-    for row in rows:
-        if (row["metric"], row["model"], row.get("condition", "")) == (metric, model, condition):
-            return float(row["value"])
-    raise KeyError((metric, model, condition))
+def _value(rows: Rows, metric: str, model: str = "vsPAIR") -> float:
+    return next(float(r["value"]) for r in rows if (r["metric"], r["model"]) == (metric, model))
 
 
 def brief(summary: dict[str, Any]) -> str:
-    """Return the numbers that matter as a few lines for a terminal.
-
-    Arguments:
-        summary: What ``metrics.json`` holds.
-    """
+    """Return the numbers that matter, of ``metrics.json``, as a few lines for a terminal."""
     rows = summary["rows"]
-    lines = [f"{text:<43}{_value(rows, 'mse', name):>9.4f}" for name, text in METHODS.items()]
-    covered = 100 * _value(rows, "coverage_90", condition=NOISY)
+    errors = {text: f"{_value(rows, 'mse_mean', name):.4f}" for name, text in METHODS.items()}
+    covered = 100 * _value(rows, "coverage_90_with_noise")
     facts = {
         "Pixels inside the 90 % interval, with noise": f"{covered:.1f} %",
         "Factors present, on average": f"{_value(rows, 'active'):.1f}",
         "Time to train": f"{_value(rows, 'training_seconds'):.0f} s",
     }
-    head = f"Mean squared error on {summary['scale']['test']} unseen pairs"
-    facts_text = [f"{name:<45}{value:>9}" for name, value in facts.items()]
-    return "\n".join([head, *(f"  {line}" for line in lines), *facts_text])
+    return "\n".join([
+        f"Mean squared error on {summary['scale']['test']} unseen pairs",
+        *(f"  {text:<43}{value:>9}" for text, value in errors.items()),
+        *(f"{text:<45}{value:>9}" for text, value in facts.items()),
+    ])  # fmt: skip
 
 
 # -- figures --------------------------------------------------------------------------------
 
 
-def _range(*images: Tensor) -> tuple[float, float]:
-    return min(float(i.min()) for i in images), max(float(i.max()) for i in images)
-
-
-def _titles(word: str, images: Tensor) -> list[str]:
-    return [f"{word} {i + 1}" for i in range(len(images))]
-
-
-def _pairs_figure(pairs: Pairs) -> Any:
-    limits = _range(pairs.x, pairs.y)
+def _pairs(part: Part) -> Any:
+    scale = ColourScale.values("temperature", part["x"], part["y"])
+    titles = [f"example {i + 1}" for i in range(len(part["x"]))]
     rows = [
-        ImageRow("x: the sharp map, before", pairs.x, limits=limits),
-        ImageRow("y: blurred and noisy, after", pairs.y, limits=limits),
+        ImageRow("x: before", part["x"], scale, titles),
+        ImageRow("y: after", part["y"], scale),
     ]
-    return plots.image_grid(rows, _titles("example", pairs.x))
+    return image_grid(rows).figure
 
 
-def _answers_figure(answers: Answers) -> Any:
-    x, y = answers.pairs.x, answers.pairs.y
-    error = (answers.mean - x).abs()
-    limits = _range(x, y, answers.mean, answers.samples)
+def _answers(part: Part) -> Any:
+    values = ColourScale.values("temperature", *(part[k] for k in ("x", "y", "mean", "samples")))
+    error = abs(part["mean"] - part["x"])
+    titles = [f"test {i + 1}" for i in range(len(error))]
     rows = [
-        ImageRow("given: the observation y", y, limits=limits),
-        ImageRow("hidden: the truth x", x, limits=limits),
-        ImageRow("our estimate (mean)", answers.mean, limits=limits),
-        ImageRow("our doubt (standard deviation)", answers.std, "spread"),
-        ImageRow("actual error |estimate - truth|", error, "spread"),
-        ImageRow("one possible answer", answers.samples[0], limits=limits),
-        ImageRow("another possible answer", answers.samples[1], limits=limits),
+        ImageRow("given:\nobservation y", part["y"], values, titles),
+        ImageRow("hidden:\ntruth x", part["x"], values),
+        ImageRow("our estimate\n(mean)", part["mean"], values),
+        ImageRow("one possible\nanswer", part["samples"][0], values),
+        ImageRow("another\npossible\nanswer", part["samples"][1], values),
+        ImageRow("our doubt\n(deviation)", part["std"], ColourScale.spread("doubt", part["std"])),
+        ImageRow("actual error", error, ColourScale.spread("|estimate $-$ truth|", error)),
     ]
-    return plots.image_grid(rows, _titles("test", x))
+    return image_grid(rows).figure
 
 
-def _coverage_figure(rows: Rows) -> Any:
-    series = {}
-    for condition in (NOISY, PLAIN):
-        found = {
-            float(row["metric"].removeprefix("coverage_")): 100 * row["value"]
-            for row in rows
-            if row["metric"].startswith("coverage_") and row["condition"] == condition
-        }
-        series[condition] = (list(found), list(found.values()))
-    return plots.lines(
-        series, "promised: interval level (%)", "kept: pixels inside (%)", diagonal=True
-    )
+def _coverage(part: Part) -> Any:
+    series = {words: part[words] for words in SERIES if words in part}
+    return lines(series, "promised: interval level (%)", "kept: pixels inside (%)")
 
 
-def _factors_figure(factors: Factors) -> Any:
-    limits = _range(factors.down, factors.up)
-    rows = [
-        ImageRow("factor moved by -2 sigma", factors.down, "change", limits),
-        ImageRow("factor moved by +2 sigma", factors.up, "change", limits),
-    ]
-    titles = [
-        f"no. {int(i)}: {100 * float(s):.0f} %"
-        for i, s in zip(factors.index, factors.share, strict=True)
-    ]
-    return plots.image_grid(rows, titles)
+def _factors(part: Part) -> Any:
+    shares = zip(part["index"], part["share"], strict=True)
+    labels = [f"no. {int(i)}:\n{100 * float(share):.0f} % of\nthe doubt" for i, share in shares]
+    moved = MovedFactors("", labels, list(zip(part["down"], part["up"], strict=True)))
+    change = ColourScale.change("change", part["down"], part["up"], share=1.0)
+    return perturbation([moved], [in_deviations(step) for step in (-2, 2)], change, side=1.25)
 
 
-# -- tables ---------------------------------------------------------------------------------
+def draw_all(numbers: Groups, folder: Path) -> list[Path]:
+    """Draw every figure whose numbers are at hand into a folder; return their paths."""
+    draws = {"pairs": _pairs, "answers": _answers, "coverage": _coverage, "factors": _factors}
+    return write_figures({k: partial(draws[k], numbers[k]) for k in draws if k in numbers}, folder)
 
 
-def _error_table(rows: Rows) -> Table:
-    field = _value(rows, "mse", "trivial-mean")
-    cells = [
-        (text, f"{(mse := _value(rows, 'mse', name)):.4f}", f"{100 * mse / field:.1f} %")
-        for name, text in METHODS.items()
-    ]
-    return Table(
+CAPTIONS: dict[str, str] = {
+    "pairs": "Three of the examples that the model learned from: the sharp map x before, and the "
+    "blurred and noisy map y after. Each has 16 by 16 pixels and wraps around at its edges. One "
+    "colour scale for all.",
+    "answers": "Three pairs that the model never saw. It is given the first row and knows nothing "
+    "of the second. Doubt should be large where the error is large; each of the two has a colour "
+    "scale of its own.",
+    "coverage": "On the dashed line a promise is kept exactly; below it the model is too sure, "
+    "above it too careful.",
+    "factors": "What is added to the answer for test 1 (red) or taken from it (blue) by a factor "
+    "that is moved by two of its standard deviations (sigma), down and up.",
+}
+"""What each figure shows, by its file name."""
+
+
+# -- tables and words -----------------------------------------------------------------------
+
+
+def _tables(rows: Rows) -> Iterator[Table]:
+    mse = {name: _value(rows, "mse_mean", name) for name in METHODS}
+    share = {name: f"{100 * value / mse['trivial-mean']:.1f} %" for name, value in mse.items()}
+    yield Table(
         ("Answer", "Mean squared error", "Share of the variance"),
-        cells,
+        [(text, f"{mse[name]:.4f}", share[name]) for name, text in METHODS.items()],
         "Pairs that no method has seen; smaller is better. The Wiener filter is given the heat "
         "equation and the noise level, which the others never see, so it is a yardstick and not a "
         "fair rival. It is the best answer that is linear in y; only a nonlinear one can be "
         "better.",
         strong=(0,),
     )
-
-
-def _facts_table(rows: Rows) -> Table:
-    noisy = _value(rows, "coverage_90", condition=NOISY)
-    plain = _value(rows, "coverage_90", condition=PLAIN)
-    return Table(
+    yield Table(
         ("Also measured", ""),
         (
-            ("Pixels inside the 90 % interval", f"{100 * noisy:.0f} %"),
-            ("The same without decoder noise", f"{100 * plain:.0f} %"),
+            ("Pixels inside the 90 % interval", f"{100 * _value(rows, _NOISY_90):.0f} %"),
+            ("The same without decoder noise", f"{100 * _value(rows, 'coverage_90'):.0f} %"),
             ("Factors present, on average", f"{_value(rows, 'active'):.0f}"),
             ("Time for one sample", f"{1e3 * _value(rows, 'seconds_per_sample'):.2g} ms"),
             ("Time to train", f"{_value(rows, 'training_seconds'):.0f} s"),
@@ -194,87 +179,12 @@ def _facts_table(rows: Rows) -> Table:
     )
 
 
-# -- words ----------------------------------------------------------------------------------
+_NOISY_90 = "coverage_90_with_noise"
 
 
-def _problem(picture: bytes, scale: dict[str, Any]) -> Section:
-    return Section(
-        "The problem",
-        (
-            "Somebody heats a plate in one spot, and it was unevenly warm before. We look some "
-            "time later, with an imperfect camera: by then the heat has spread, the sharp map x "
-            "has become a blurred and noisy map y. What did the plate look like before? Fine "
-            "detail has sunk below the noise, so more than one x fits what we see. An honest "
-            "answer is a range of possible maps, not one.",
-            f"The model was told nothing of heat, cameras or blur. It was shown "
-            f"{scale['train']:,} examples of before and after, like these, each moved around at "
-            "random: all that it knows beside them is that every place is alike.",
-            Picture(
-                picture,
-                "Three of the examples that the model learned from. Each map has 16 by 16 pixels "
-                "and wraps around at its edges. One colour scale for all.",
-                "Three sharp heat maps and the blurred maps that they turn into",
-            ),
-        ),
-    )
-
-
-def _answer(picture: bytes) -> Section:
-    return Section(
-        "What it answers",
-        (
-            "For a new y the model gives as many possible x as one asks for. Their mean is its "
-            "best estimate; where they differ is where it is in doubt.",
-            Picture(
-                picture,
-                "Three pairs that the model never saw. It is given the first row and knows "
-                "nothing of the second. Doubt should be large where the error is large; each of "
-                "the two has a colour scale of its own.",
-                "Observation, truth, estimate, doubt, error and two samples for three test cases",
-            ),
-        ),
-    )
-
-
-def _trust(picture: bytes) -> Section:
-    return Section(
-        "Whether its doubt can be trusted",
-        (
-            "A 90 % interval should hold the truth in 90 % of the pixels. The model's doubt has "
-            "two parts: which map it is (the samples shown above), and a grain that its decoder "
-            "leaves unexplained (the decoder noise).",
-            Picture(
-                picture,
-                "On the dashed line a promise is kept exactly; below it the model is too sure, "
-                "above it too careful.",
-                "Share of pixels inside intervals against the level of the interval",
-            ),
-        ),
-    )
-
-
-def _origin(picture: bytes, rows: Rows, scale: dict[str, Any]) -> Section:
-    return Section(
-        "Where the doubt comes from",
-        (
-            f"The model has {scale['factors']} factors to describe a map with. Each is either "
-            f"absent, exactly zero, or present with some strength; {_value(rows, 'active'):.0f} "
-            "are present on average. These three carry more of the doubt about the first test "
-            "map than any other. Moving one of them by two of its standard deviations (sigma) "
-            "changes the answer as shown.",
-            Picture(
-                picture,
-                "What is added to the answer for test 1 (red) or taken from it (blue). The number "
-                "is the factor's share of the doubt.",
-                "Changes of the estimate along three factors",
-            ),
-        ),
-    )
-
-
-def _weaknesses(rows: Rows, scale: dict[str, Any], factors: Factors) -> Iterator[str]:
-    noisy, plain = (100 * _value(rows, "coverage_90", condition=c) for c in (NOISY, PLAIN))
-    far = 100 * _value(rows, "beyond_4_std", condition=NOISY)
+def _weaknesses(rows: Rows, scale: Part, factors: Factors) -> Iterator[str]:
+    noisy, plain = (100 * _value(rows, f"coverage_90{end}") for end in SERIES.values())
+    far = 100 * _value(rows, "beyond_4_std_with_noise")
     yield (
         f"The 90 % intervals hold {noisy:.0f} % of the pixels with decoder noise and "
         f"{plain:.0f} % without. That is an average, and it hides misses: in {far:.2f} % of the "
@@ -289,7 +199,7 @@ def _weaknesses(rows: Rows, scale: dict[str, Any], factors: Factors) -> Iterator
         f"{100 * float(factors.share.sum()):.0f} % of it together: doubt is spread thinly, and "
         "one factor alone explains little."
     )
-    ratio = _value(rows, "mse", "ridge") / _value(rows, "mse")
+    ratio = _value(rows, "mse_mean", "ridge") / _value(rows, "mse_mean")
     yield (
         f"Ridge regression, which is fitted in a second, has {ratio:.1f} times our squared error, "
         "but neither samples nor factors. The maps are small and made up, and the training is "
@@ -297,7 +207,42 @@ def _weaknesses(rows: Rows, scale: dict[str, Any], factors: Factors) -> Iterator
     )
 
 
-# -- the page -------------------------------------------------------------------------------
+def _sections(
+    rows: Rows, scale: Part, factors: Factors, pictures: Mapping[str, Picture]
+) -> Iterator[Section]:
+    """Yield the page's sections, in their order."""
+    problem = (
+        "Somebody heats a plate in one spot, and it was unevenly warm before. We look some time "
+        "later, with an imperfect camera: by then the heat has spread, the sharp map x has become "
+        "a blurred and noisy map y. What did the plate look like before? Fine detail has sunk "
+        "below the noise, so more than one x fits what we see. An honest answer is a range of "
+        "possible maps, not one."
+    )
+    shown = (
+        f"The model was told nothing of heat, cameras or blur. It was shown {scale['train']:,} "
+        "examples of before and after, like these, each moved around at random: all that it knows "
+        "beside them is that every place is alike."
+    )
+    yield Section("The problem", (problem, shown, pictures["pairs"]))
+    answers = (
+        "For a new y the model gives as many possible x as one asks for. Their mean is its best "
+        "estimate; where they differ is where it is in doubt."
+    )
+    yield Section("What it answers", (answers, pictures["answers"]))
+    yield Section("How good it is", tuple(_tables(rows)))
+    trust = (
+        "A 90 % interval should hold the truth in 90 % of the pixels. The model's doubt has two "
+        "parts: which map it is (the samples shown above), and a grain that its decoder leaves "
+        "unexplained (the decoder noise)."
+    )
+    yield Section("Whether its doubt can be trusted", (trust, pictures["coverage"]))
+    origin = (
+        f"The model has {scale['factors']} factors to describe a map with. Each is either absent, "
+        f"exactly zero, or present with some strength; {_value(rows, 'active'):.0f} are present "
+        "on average. These three carry more of the doubt about the first test map than any other."
+    )
+    yield Section("Where the doubt comes from", (origin, pictures["factors"]))
+    yield Section("What is not good", tuple(_weaknesses(rows, scale, factors)))
 
 
 def write_report(
@@ -306,42 +251,29 @@ def write_report(
     """Draw the figures into ``figures/`` and write the page ``index.html``.
 
     Arguments:
-        out: The demonstration's folder, in which ``figures`` exists.
+        out: The demonstration's folder.
         summary: What ``metrics.json`` holds.
         examples: A few pairs that the model learned from.
         answers: What it says about a few test pairs.
         factors: The strongest factors of the first of those.
     """
     rows, scale = summary["rows"], summary["scale"]
-    figures = {
-        "pairs": _pairs_figure(examples),
-        "answers": _answers_figure(answers),
-        "coverage": _coverage_figure(rows),
-        "factors": _factors_figure(factors),
-    }
-    pictures = {name: plots.png(figure) for name, figure in figures.items()}
-    for name, picture in pictures.items():
-        _write_bytes(out / "figures" / f"{name}.png", picture)
-    sections = [
-        _problem(pictures["pairs"], scale),
-        _answer(pictures["answers"]),
-        Section("How good it is", (_error_table(rows), _facts_table(rows))),
-        _trust(pictures["coverage"]),
-        _origin(pictures["factors"], rows, scale),
-        Section("What is not good", tuple(_weaknesses(rows, scale, factors))),
-    ]
+    numbers: Groups = {"pairs": vars(examples), "factors": vars(factors), "coverage": {}}
+    numbers["answers"] = vars(answers) | vars(answers.pairs)
+    for words, end in SERIES.items():
+        names = [r["metric"] for r in rows if re.fullmatch(rf"coverage_[\d.]+{end}", r["metric"])]
+        shares = [100 * _value(rows, name) for name in names]
+        numbers["coverage"][words] = [float(name.split("_")[1]) for name in names], shares
+    paths = draw_all(numbers, out / "figures")
+    pictures = {p.stem: Picture(p.read_bytes(), CAPTIONS[p.stem]) for p in paths}
     write_page(
         out / "index.html",
         "What was it before?",
         "A camera sees a heat map after the heat has spread. A small vsPAIR, trained for "
         f"{_value(rows, 'training_seconds'):.0f} seconds on examples, says what the map was "
         "before, how sure it is, and which factors its doubt comes from.",
-        sections,
+        list(_sections(rows, scale, factors, pictures)),
         f"Made by “{summary['command']}” ({summary['commit']}) on {summary['machine']}: "
         f"{scale['train']:,} pairs, {scale['epochs']} epochs, measured on {scale['test']:,} other "
         "pairs, one seed. All numbers are in metrics.json, the model is in run/.",
     )
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    atomically(path, lambda part: part.write_bytes(content))

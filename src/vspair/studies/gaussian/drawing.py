@@ -1,113 +1,102 @@
-"""The two figures of the Gaussian study (section 4.1), drawn from saved numbers."""
+"""The figures of section 4.1, drawn from saved numbers: arrays by preset and name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vspair.report.figures import INK, PALETTE, new_figure, quiet
+from vspair.report import figures
+from vspair.report.figures import INK, PALETTE, Sheet
+from vspair.runs.files import Groups
 
-__all__ = ["draw_samples", "draw_traversal"]
+__all__ = ["CAPTIONS", "draw_all"]
 
-Numbers = dict[str, dict[str, Any]]
-EXACT, LEARNED = PALETTE[0], PALETTE[1]
-WALKS = (PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[4])
+Part = Mapping[str, Any]
 
-
-def _legend(axes: Any, **more: Any) -> None:
-    """Add a legend on a white ground, so that points behind it do not disturb."""
-    plain = {"fontsize": 8, "title_fontsize": 8, "edgecolor": "none", "framealpha": 0.85}
-    axes.legend(**{"loc": "upper left", **plain, **more})
+EXACT, LEARNED = PALETTE[:2]
+SIDE, STEP, HIGH = 1.75, 2.3, 3.95
+"""In inches: the side of a panel, from one to the next, and the height of a preset."""
 
 
-def _ellipse(mean: Any, covariance: Any, deviations: float = 2.0) -> Any:
-    """Return points on the ellipse so many deviations from the mean, with shape (200, 2)."""
+def _panels(numbers: Groups, draw: Callable[[Sheet, Any, Part, int, float], None]) -> Any:
+    """Return a sheet with a row of panels a preset, one panel an observation."""
+    if not numbers:
+        return None
+    count = len(next(iter(numbers.values()))["mean"])
+    sheet = Sheet(STEP * count + 0.1, HIGH * len(numbers))
+    for row, (preset, part) in enumerate(numbers.items()):
+        top = row * HIGH + 0.6
+        sheet.text(sheet.width / 2, top - 0.35, f"vsPAIR ({preset})", 11, ha="center")
+        for b in range(count):
+            axes = sheet.axes(0.5 + b * STEP, top, SIDE, SIDE)
+            draw(sheet, axes, part, b, top)
+            _frame(axes, next(iter(numbers.values()))["truth"][:, b])
+            axes.set(title=f"observation {b + 1}", xlabel="$x_1$", ylabel="" if b else "$x_2$")
+            axes.locator_params(nbins=4)
+            figures.style_axes(axes, 9)
+    return sheet.figure
+
+
+def _frame(axes: Any, truth: Any) -> None:
+    """Make a square around the exact samples (n, 2) of one observation."""
+    low, high = truth.min(0), truth.max(0)
+    half = 0.65 * (high - low).max() or 1.0
+    if np.isfinite(half):
+        centre = (low + high) / 2
+        axes.set(xlim=centre[0] + (-half, half), ylim=centre[1] + (-half, half))
+
+
+def _samples(sheet: Sheet, axes: Any, part: Part, b: int, top: float) -> None:
+    """Draw exact and learned samples, the ellipse of two deviations, means and the gates."""
+    for name, label, colour in (("truth", "exact", EXACT), ("learned", "learned", LEARNED)):
+        dots: dict[str, Any] = {"s": 4, "alpha": 0.45, "linewidths": 0, "label": label}
+        axes.scatter(*part[name][:, b].T, color=colour, **dots)
     angle = np.linspace(0, 2 * np.pi, 200)
-    circle = np.stack((np.cos(angle), np.sin(angle)), axis=-1)
-    return mean + deviations * circle @ np.linalg.cholesky(covariance).T
+    values, vectors = np.linalg.eigh(np.nan_to_num(part["covariance"]))
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.sqrt(np.maximum(values, 0))
+    axes.plot(*(part["mean"][b] + 2 * circle @ vectors.T).T, color=EXACT, linewidth=1.2)
+    for name, colour in (("mean", "#003a5c"), ("approximate_mean", "#7a3000")):
+        axes.plot(*part[name][b], "x", color=colour, markersize=8, markeredgewidth=2)
+    if b == 0:
+        figures.legend(axes, "upper left", fontsize=9, markerscale=3, handletextpad=0)
+    gates, omega = sheet.axes(0.5 + b * STEP, top + SIDE + 0.55, SIDE, 0.5), part["omega"][b]
+    gates.bar(range(1, len(omega) + 1), omega, color=LEARNED)
+    gates.set(ylim=(0, 1.05), xlabel="latent dimension", xticks=range(1, len(omega) + 1))
+    gates.set_ylabel("" if b else "$\\hat\\omega$")
+    figures.style_axes(gates, 9)
 
 
-def _limits(parts: Numbers, b: int) -> tuple[Any, Any]:
-    """Return limits that make a square around the exact samples of one observation."""
-    truth = next(iter(parts.values()))["truth"][:, b]
-    centre, half = (truth.min(0) + truth.max(0)) / 2, 0.7 * (truth.max(0) - truth.min(0)).max()
-    return centre - half, centre + half
-
-
-def _frame(axes: Any, parts: Numbers, b: int) -> None:
-    low, high = _limits(parts, b)
-    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
-    axes.locator_params(nbins=4)
-    quiet(axes)
-
-
-def _halves(height: float, numbers: Numbers) -> tuple[Any, list[tuple[Any, dict[str, Any]]]]:
-    """Return a figure and, for each preset, its part of the figure and its numbers."""
-    figure = new_figure(9.5, height * len(numbers))
-    parts = list(np.atleast_1d(figure.subfigures(len(numbers), 1)))
-    for part, preset in zip(parts, numbers, strict=True):
-        part.suptitle(f"{preset} objective", color=INK, fontsize=12)
-    return figure, list(zip(parts, numbers.values(), strict=True))
-
-
-def draw_samples(numbers: Numbers, path: Path) -> None:
-    """Draw exact and learned samples, the two-deviation ellipse and the gates, for each preset."""
-    figure, halves = _halves(4.7, numbers)
-    for half, part in halves:
-        axes = half.subplots(2, 3, height_ratios=(3, 1))
-        for b in range(3):
-            _cloud(axes[0, b], numbers, part, b)
-            _gates(axes[1, b], part["omega"][b])
-        axes[0, 0].set_ylabel("$x_2$")
-        axes[1, 0].set_ylabel("$\\hat\\omega$")
-        _legend(axes[0, 0], markerscale=3)
-    figure.savefig(path)
-
-
-def _cloud(axes: Any, numbers: Numbers, part: dict[str, Any], b: int) -> None:
-    dots: dict[str, Any] = {"s": 4, "alpha": 0.45, "linewidths": 0}
-    axes.scatter(*part["truth"][:, b].T, color=EXACT, label="exact", **dots)
-    axes.scatter(*part["learned"][:, b].T, color=LEARNED, label="learned", **dots)
-    axes.plot(*_ellipse(part["mean"][b], part["covariance"]).T, color=EXACT, linewidth=1.2)
-    cross: dict[str, Any] = {"marker": "x", "markersize": 9, "markeredgewidth": 2.2}
-    axes.plot(*part["mean"][b], color="#003a5c", **cross)
-    axes.plot(*part["approximate_mean"][b], color="#7a3000", **cross)
-    axes.set_title(f"observation {b + 1}")
-    axes.set_xlabel("$x_1$")
-    _frame(axes, numbers, b)
-
-
-def _gates(axes: Any, omega: Any) -> None:
-    axes.bar(range(1, len(omega) + 1), omega, color=LEARNED)
-    axes.set(ylim=(0, 1.05), xlabel="latent dimension", xticks=range(1, len(omega) + 1))
-    quiet(axes)
-
-
-def draw_traversal(numbers: Numbers, path: Path) -> None:
+def _traversal(_: Sheet, axes: Any, part: Part, b: int, __: float) -> None:
     """Draw how x moves along the four likeliest dimensions, over the eigenvectors."""
-    figure, halves = _halves(4.7, numbers)
-    for half, part in halves:
-        axes = half.subplots(1, 3)
-        for b in range(3):
-            _walk(axes[b], numbers, part, b)
-        axes[0].set_ylabel("$x_2$")
-    figure.savefig(path, bbox_inches="tight")
-
-
-def _walk(axes: Any, numbers: Numbers, part: dict[str, Any], b: int) -> None:
     axes.scatter(*part["truth"][:, b].T, s=4, alpha=0.2, linewidths=0, color=EXACT)
-    values, vectors = np.linalg.eigh(part["covariance"])
-    for value, vector in zip(values, vectors.T, strict=True):
+    values, vectors = np.linalg.eigh(np.nan_to_num(part["covariance"]))
+    for value, vector in zip(np.maximum(values, 0), vectors.T, strict=True):
         ends = part["mean"][b] + np.outer((-3, 3), vector * np.sqrt(value))
         axes.plot(*ends.T, color=INK, linewidth=1.0, linestyle="--", zorder=1)
-    for walk, k, colour in zip(part["walks"][b], part["likely"][b], WALKS, strict=True):
-        label = f"{k + 1}: $\\hat\\omega$ = {part['omega'][b][k]:.2f}"
+    for walk, k, colour in zip(part["walks"][b], part["likely"][b], PALETTE[1:], strict=False):
+        label = f"dim. {k + 1}: $\\hat\\omega$ = {part['omega'][b][k]:.2f}"
         axes.plot(*walk.T, ".", markersize=4, color=colour, label=label)
-    axes.set_title(f"observation {b + 1}")
-    axes.set_xlabel("$x_1$")
     # Below the axes: inside, it would cover points for some operator.
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": 2}
-    _legend(axes, title="dimension", columnspacing=1.0, **below)
-    _frame(axes, numbers, b)
+    below: dict[str, Any] = {"bbox_to_anchor": (0.5, -0.25), "fontsize": 9, "markerscale": 2}
+    figures.legend(axes, "upper center", **below)
+
+
+CAPTIONS: dict[str, str] = {
+    "samples": "Exact and learned posteriors of three observations, seed 0: samples, the ellipse "
+    "of two exact deviations, the exact mean and the decoded mean code as crosses, and below them "
+    "the probability that each latent dimension is active.",
+    "traversal": "How x moves along the four likeliest latent dimensions, from -3 to 3 "
+    "deviations, over the eigenvectors of the exact covariance (dashed) and exact samples.",
+}
+"""What each figure shows, by its file name."""
+
+
+def draw_all(numbers: Groups, folder: Path) -> list[Path]:
+    """Draw both figures from the numbers of each preset into a folder; return their paths."""
+    draws = {"samples": _samples, "traversal": _traversal}
+    found = {name: partial(_panels, numbers, draw) for name, draw in draws.items()}
+    return figures.write_figures(found, folder)

@@ -1,277 +1,360 @@
-"""The figures of section 4.2, drawn from saved numbers.
+"""The figures of section 4.2, drawn from saved numbers: arrays by model and name.
 
-Every function takes the numbers of each model by the name that it is shown under, as
-``studies.mnist_figures.numbers`` returns them. Here are the figures over all test images; those
-that show single images are in :mod:`vspair.studies.mnist.drawing_images`.
+Digits are dark on white; variance has one colour scale for all models; the corrupted region, the
+pixels that differ between x and y, is outlined. A figure is made of the models that have what it
+shows, and left out where none has.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from vspair import runs
-from vspair.report.figures import GREY, INK, new_figure, quiet
-from vspair.runs.files import read_groups, write_groups
-from vspair.studies.mnist.drawing_images import (
-    Limits,
-    Numbers,
-    colour_of,
-    draw_codes,
-    draw_localised,
-    draw_localised_walks,
-    draw_percentiles,
-    draw_perturbation,
-    draw_reconstructions,
-    having,
-    limits_of,
-    two_lines,
-    write,
-)
-from vspair.uncertainty import uncertainty_error
+from vspair.report import curves, figures
+from vspair.report.figures import GREY, INK, MINUS, PALETTE, PRESETS, ColourScale, finite
+from vspair.report.images import ImageRow, MovedFactors, image_grid, perturbation
+from vspair.runs.files import Groups
+from vspair.studies.fits import error_fit
 
-__all__ = [
-    "FIGURES",
-    "draw_all",
-    "draw_localisation",
-    "draw_uncertainty_error",
-    "draw_variance_ratio",
-    "gallery",
-    "load",
-    "save",
-]
+__all__ = ["CAPTIONS", "draw_all"]
 
-DASHES = ("-", "--", "-.", ":")
+Part = Mapping[str, Any]
+
+COLOURS = {"PAIR": INK, "vPAIR": PALETTE[0], "sVAE": PALETTE[2]}
+COLOURS |= {f"vsPAIR ({preset})": colour for preset, colour in PRESETS.items()}
+NAMED = ("25th percentile", "50th percentile", "96th percentile")
+"""The percentiles of the error that images are chosen by."""
+OPEN = 0.9
+"""A gate that opens with at least this probability is drawn in full colour."""
+SIDE, SMALL = 0.7, 0.5833
+"""Of images, in inches: 6 and 5 points for each of their pixels."""
 
 
-def save(numbers: Numbers, path: Path) -> None:
-    """Write the numbers of all models to one compressed ``.npz`` file."""
-    write_groups(path, numbers)
+def _first(found: Groups) -> Part:
+    return next(iter(found.values()))
 
 
-def load(path: Path) -> Numbers:
-    """Read what :func:`save` wrote."""
-    return read_groups(path, "|", "Run the study first, without --draw.")
+def _vspair(found: Groups) -> Groups:
+    """Return the presets of vsPAIR, or all models where there are none."""
+    return {k: part for k, part in found.items() if k.startswith("vsPAIR")} or found
+
+
+def _colour(model: str) -> str:
+    return COLOURS.get(model, INK)
+
+
+def _digits(found: Groups) -> ColourScale:
+    low, high = _first(found)["range"]
+    return ColourScale("pixel", "gray_r", (float(low), float(high)))
+
+
+def _spread(found: Groups, name: str, label: str, colours: str = "spread") -> ColourScale:
+    """Return one scale from zero up for a number of all models."""
+    shown = [part[name] for part in found.values() if name in part]
+    return ColourScale.spread(label, *shown, colours=colours)
+
+
+def _two_lines(model: str) -> str:
+    return model.replace(" ", "\n", 1)
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * factor:+.0f} %".replace("-", MINUS) if factor else "0"
+
+
+def _changes(walk: Any) -> Any:
+    """Return walks (..., F, H, W) less the unperturbed image, which is in the middle."""
+    middle = walk.shape[-3] // 2
+    return walk - walk[..., middle : middle + 1, :, :]
+
+
+def _turns(*parts: Any) -> list[Any]:
+    """Return the items of several sequences in turns: the first of each, the second, ..."""
+    return [item for turn in zip(*parts, strict=True) for item in turn]
+
+
+# -- single images --------------------------------------------------------------------------
+
+
+def _reconstructions(found: Groups) -> Any:
+    """Draw x, y and every model's mean and variance for the images that all models share."""
+    digits, first = _digits(found), _first(found)
+    spread = replace(_spread(found, "shared_variance", "variance of 30 samples"), law="root")
+    count = len(first["shared_x"])
+    titles = _turns([f"{name}\ntruth" for name in NAMED[:count]], ["observed"] * count)
+    given = _turns(first["shared_x"], first["shared_y"])
+    rows = [ImageRow("given", given, digits, titles)]
+    for model, part in found.items():
+        mse = np.square(part["shared_mean"] - part["shared_x"]).mean((1, 2))
+        images = _turns(part["shared_mean"], part.get("shared_variance", [None] * count))
+        below = _turns([f"MSE {v:.3f}" for v in mse], [""] * count)
+        titles = [] if rows[1:] else ["mean", "variance"] * count
+        rows.append(ImageRow(_two_lines(model), images, [digits, spread] * count, titles, below))
+    return image_grid(rows, SIDE, groups=[2] * count).figure
+
+
+def _percentiles(found: Groups) -> Any:
+    """Draw vsPAIR's answers to its own easy, medium and hard image."""
+    digits, found = _digits(found), _vspair(found)
+    kinds = {
+        "x": ("truth", digits),
+        "y": ("observed", digits),
+        "sample": ("sample", digits),
+        "mean": ("mean of 30", digits),
+        "variance": ("variance", _spread(found, "percentile_variance", "variance")),
+        "error": ("error", _spread(found, "percentile_error", "|mean $-$ $x$|", "Greens")),
+    }
+    titles, scales = zip(*kinds.values(), strict=True)
+    rows = []
+    for model, part in found.items():
+        for i, mse in enumerate(part["percentile_mse"]):
+            label = f"{_two_lines(NAMED[i])}\nMSE {mse:.3f}"
+            top: dict[str, Any] = {"near": True} if i else {"heading": model, "above": titles}
+            images = [part[f"percentile_{kind}"][i] for kind in kinds]
+            rows.append(ImageRow(label, images, scales, **top))
+    return image_grid(rows, SIDE, groups=[4, 2]).figure
+
+
+def _perturbation(found: Groups) -> Any:
+    """Draw mean reconstructions along the three most sensitive factors of the medium image."""
+    moved = []
+    for model, part in found.items():
+        stars = ["" if stable else "*" for stable in part["walk_stable"]]
+        labels = [f"dim. {k}{star}" for k, star in zip(part["walk_dims"], stars, strict=True)]
+        images = part["walk_images"]
+        moved.append(MovedFactors(model, labels, _changes(images), images=images))
+    change = ColourScale.change("change", *(each.change for each in moved))
+    steps = [_percent(factor) for factor in _first(found)["factors"]]
+    return perturbation(moved, steps, change, _digits(found), SMALL)
+
+
+def _localised(found: Groups) -> Any:
+    """Draw what the best localised factor of every model changes in the shared images."""
+    digits, first = _digits(found), _first(found)
+    scale = ColourScale("squared change / largest in the image", "spread", (0.0, 1.0))
+    x, y, region = (first[f"shared_{kind}"] for kind in ("x", "y", "region"))
+    count, none, blank = len(x), [None] * len(x), [""] * len(x)
+    outlined: dict[str, Any] = {"regions": _turns(none, none, region)}
+    titles = ["truth", "observed", "corrupted"] * count
+    rows = [ImageRow("given", _turns(x, y, y), digits, titles, **outlined)]
+    for model, part in found.items():
+        change = np.asarray(part["localised_change"])
+        most = change.max((1, 2), keepdims=True)
+        images = part["localised_before"], part["localised_after"], change / (most + (most == 0))
+        words = [_which(part, s, _ratio(change[s], region[s])) for s in range(count)]
+        titles, below = ["mean", "+400 %", "change"] * count, _turns(blank, words, blank)
+        shown = _two_lines(model), _turns(*images), [digits, digits, scale] * count
+        rows.append(ImageRow(*shown, [] if rows[1:] else titles, below, **outlined))
+    return image_grid(rows, SMALL, groups=[3] * count).figure
+
+
+def _ratio(change: Any, region: Any) -> float:
+    """Return the mean change (H, W) in a region over that outside."""
+    inside, outside = (
+        float(change[part].sum()) / max(part.sum(), 1) for part in (region, ~region)
+    )
+    return inside / outside if outside else float("nan")
+
+
+def _which(part: Part, s: int, ratio: float) -> str:
+    """Return the best localised factor of an image and a ratio, in words."""
+    star = "" if part["localised_stable"][s] else "*"
+    dim = int(part["localised_dim"][s])
+    return "no active dimension" if dim < 0 else f"dim. {dim}{star}, ratio {ratio:.3g}"
+
+
+def _localised_walks(found: Groups) -> Any:
+    """Draw the shared images along vsPAIR's best localised factor, as the paper does."""
+    digits, found = _digits(found), _vspair(found)
+    spread = _spread(found, "shared_variance", "variance")
+    walks = {model: _changes(part["localised_walk"]) for model, part in found.items()}
+    change = ColourScale.change("change", *walks.values())
+    rows = [
+        row
+        for model, part in found.items()
+        for s in range(len(part["shared_x"]))
+        for row in _walk_rows("" if s else model, part, s, (digits, spread, change))
+    ]
+    return image_grid(rows, SMALL, groups=[2, len(_first(found)["factors"])]).figure
+
+
+def _walk_rows(
+    heading: str, part: Part, s: int, scales: tuple[ColourScale, ColourScale, ColourScale]
+) -> Iterator[ImageRow]:
+    """Yield two rows for one image: reconstructions, and changes with the region outlined."""
+    (digits, spread, change), walk = scales, part["localised_walk"][s]
+    x, y, mean, variance = (part[f"shared_{k}"][s] for k in ("x", "y", "mean", "variance"))
+    steps, middle = len(walk), 2 + len(walk) // 2
+    titles = ["truth", "observed", *map(_percent, part["factors"])] if heading else []
+    yield ImageRow("", [x, y, *walk], digits, titles, heading=heading, marked=middle)
+    words = ["mean", "variance", *[""] * steps]
+    words[middle] = _which(part, s, float(part["localised_ratio"][s]))
+    regions = [None, None, *[part["shared_region"][s]] * steps]
+    images, shades = [mean, variance, *_changes(walk)], [digits, spread, *[change] * steps]
+    yield ImageRow("", images, shades, [], words, regions=regions, near=True)
+
+
+def _codes(found: Groups) -> Any:
+    """Draw a latent sample of every model for the shared images, as bars."""
+    first, high = _first(found), 1.15
+    x, y = first["shared_x"], first["shared_y"]
+    titles = ["truth", "observed"] * len(x)
+    row = ImageRow(" " * 10, _turns(x, y), _digits(found), above=titles)
+    sheet = image_grid([row], 0.9, groups=[2] * len(x), bottom=len(found) * high + 0.3)
+    top, width = sheet.height - len(found) * high - 0.3, (sheet.width - 0.9) / len(x)
+    for i, (model, part) in enumerate(found.items()):
+        for s in range(len(x)):
+            axes = sheet.axes(0.9 + s * width, top + i * high + 0.2, width - 0.2, high - 0.5)
+            _bars(axes, part, s, _colour(model))
+            axes.set_xlabel("latent dimension $j$" if i == len(found) - 1 else "")
+            axes.set_ylabel("" if s else f"{_two_lines(model)}\n$|z_j|$")
+            axes.yaxis.set_label_coords(-0.2, 0.5)
+            figures.style_axes(axes, 8)
+            axes.tick_params(labelleft=s == 0)
+    return sheet.figure
+
+
+def _bars(axes: Any, part: Part, s: int, colour: str) -> None:
+    """Draw |z| of one image; dimensions whose gate is often closed are grey."""
+    sizes = np.abs(part["code_sample"])
+    z, width = sizes[s], 2.0 if sizes.shape[1] < 100 else 1.0
+    sure = part["code_omega"][s] >= OPEN if "code_omega" in part else np.ones(len(z), bool)
+    for chosen, shade in ((~sure, GREY), (sure, colour)):
+        where = np.flatnonzero(chosen & (z != 0))
+        axes.vlines(where, 0, z[where], color=shade, linewidth=width)
+    most = finite(sizes).max(initial=0.0) or 1.0
+    axes.set(xlim=(-len(z) / 60, len(z) * (1 + 1 / 60)), ylim=(0, 1.05 * most))
+    axes.set_title(f"{int(part['code_nnz'][s])} of {len(z)} not zero", pad=3)
 
 
 # -- all test images ------------------------------------------------------------------------
 
 
-def draw_uncertainty_error(numbers: Numbers, path: Path) -> None:
+def _uncertainty_error(found: Groups) -> Any:
     """Draw predicted variance over error, one point an image, with line, band and correlation."""
-    found = having(numbers, "scatter_variance")
-    rows = -(-len(found) // 2)
-    figure = new_figure(8.0, 2.9 * rows + 0.2)
-    grid = figure.subplots(rows, min(2, len(found)), squeeze=False, sharex=True, sharey=True)
-    for ax, (model, part) in zip(grid.flat, found.items(), strict=False):
-        _scatter(ax, model, part)
-    for ax in list(grid.flat)[len(found) :]:
-        ax.remove()
-    grid[0, 0].set(xlim=(0, None), ylim=(0, None))
-    unit = "pixels in [{:g}, {:g}]".format(*limits_of(found))
-    figure.supxlabel(f"MSE of the mean of 30 samples ({unit})", fontsize=11, color=INK)
-    figure.supylabel("mean variance of 30 samples", fontsize=11, color=INK)
-    write(figure, path)
+    fits = {
+        model: error_fit(part["scatter_error"], part["scatter_variance"], _colour(model))
+        for model, part in found.items()
+    }
+    unit = "pixels in [{:g}, {:g}]".format(*_digits(found).limits).replace("-", MINUS)
+    words = f"MSE of the mean of 30 samples ({unit})", "mean variance of 30 samples"
+    return curves.uncertainty_against_error(fits, *words, shared=True)
 
 
-def _scatter(axes: Any, model: str, part: dict[str, Any]) -> None:
-    error, variance = (torch.from_numpy(part[f"scatter_{k}"]) for k in ("error", "variance"))
-    fit = uncertainty_error(variance, error)
-    colour = colour_of(model)
-    axes.scatter(error, variance, s=9, alpha=0.55, linewidths=0, color=colour)
-    line = torch.linspace(float(error.min()), float(error.max()), 100, dtype=torch.float64)
-    axes.fill_between(line, *fit.band(line), color=INK, alpha=0.25, linewidth=0)
-    axes.plot(line, fit.predict(line), color=INK, linewidth=1.4)
-    correlation = f"$r$ = {fit.r:.2f}" if math.isfinite(fit.r) else "no correlation"
-    axes.set_title(f"{model}: {correlation}, {fit.n} images")
-    quiet(axes)
+def _positive(values: Any) -> Any:
+    known = finite(values)
+    return known[known > 0]
 
 
-def _logarithmic(axis: Any) -> None:
-    """Label an axis that holds logarithms to base ten with the numbers themselves."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda v, _: _power(v)))
-
-
-def _power(exponent: float) -> str:
-    """Return ten to an exponent in figures, or as a power where that would be long."""
-    return f"{10**exponent:.6g}" if -3.5 < exponent < 4.5 else f"$10^{{{exponent:.0f}}}$"
-
-
-def _logarithms(values: Any) -> Any:
-    """Return logarithms to base ten of the values that have one."""
-    return np.log10(values[np.isfinite(values) & (values > 0)].astype(np.float64))
-
-
-def draw_variance_ratio(numbers: Numbers, path: Path) -> None:
+def _variance_ratio(found: Groups) -> Any:
     """Draw the ratio of variance in the corrupted region to that outside, over all images."""
-    kept = having(numbers, "variance_ratio")
-    found = {model: _logarithms(part["variance_ratio"]) for model, part in kept.items()}
-    figure = new_figure(1.7 * len(found) + 1.4, 3.8)
-    axes = figure.subplots()
-    places = range(len(found))
-    drawn = axes.violinplot(list(found.values()), places, widths=0.8, showextrema=False)
-    for body, model in zip(drawn["bodies"], found, strict=True):
-        body.set(facecolor=colour_of(model), edgecolor=colour_of(model), alpha=0.55)
-    for place, values in zip(places, found.values(), strict=True):
-        low, middle, high = np.percentile(values, [25, 50, 75])
+    ratios = {model: _positive(part["variance_ratio"]) for model, part in found.items()}
+    ratios = {model: np.log10(values) for model, values in ratios.items() if np.ptp(values) > 0}
+    if not ratios:
+        return None
+    figure = figures.new_figure(1.4 * len(ratios) + 1.0, 3.8)
+    axes, places = figure.subplots(), range(len(ratios))
+    bodies = axes.violinplot(list(ratios.values()), places, widths=0.8, showextrema=False)
+    for place, body, model in zip(places, bodies["bodies"], ratios, strict=True):
+        body.set(facecolor=_colour(model), edgecolor=_colour(model), alpha=0.55)
+        low, middle, high = np.percentile(ratios[model], [25, 50, 75])
         axes.vlines(place, low, high, color=INK, linewidth=7)
         axes.plot(place, middle, "o", color="white", markersize=4.5)
-        axes.annotate(
-            f"{10**middle:.3g}", (place, middle), xytext=(9, 0), textcoords="offset points",
-            va="center", fontsize=10, color=INK,
-        )  # fmt: skip
+        words: dict[str, Any] = {"va": "center", "fontsize": 10, "color": INK}
+        axes.text(place + 0.08, middle, f"{10**middle:.3g}", **words)
     axes.axhline(0, color=GREY, linewidth=1, linestyle="--")
-    axes.set_xticks(places, [two_lines(name) for name in found])
+    axes.set_xticks(places, [_two_lines(name) for name in ratios])
     axes.set_ylabel("variance ratio, corrupted / uncorrupted")
-    axes.set_yticks(_round_ticks(axes.get_ylim()))
-    _logarithmic(axes.yaxis)
-    quiet(axes)
-    write(figure, path)
+    powers = range(int(np.ceil(axes.get_ylim()[0])), int(np.floor(axes.get_ylim()[1])) + 1)
+    axes.set_yticks(powers, [f"{10.0**power:g}" for power in powers])
+    figures.style_axes(axes)
+    return figure
 
 
-def _round_ticks(limits: Limits) -> list[float]:
-    """Return logarithms of round numbers between two logarithms: 1, 2, 5, 10, ... or 1, 10, ..."""
-    low, high = limits
-    steps = (1,) if high - low > 2.5 else (1, 2, 5)
-    powers = range(int(np.floor(low)), int(np.ceil(high)) + 1, 1 if high - low < 5 else 2)
-    every = [float(np.log10(step * 10.0**p)) for p in powers for step in steps]
-    return [tick for tick in every if low <= tick <= high]
-
-
-def draw_localisation(numbers: Numbers, path: Path) -> None:
+def _localisation(found: Groups) -> Any:
     """Draw histograms of the best localisation ratio, and of its change in the region."""
-    found = having(numbers, "ratio_stable")
     panels = {
-        "ratio_stable": ("Consistently active dimensions", "best localisation ratio"),
-        "ratio_any": ("All active dimensions", "best localisation ratio"),
-        "inside_stable": ("Consistently active dimensions", "MSE change in the corrupted region"),
+        "ratio_stable": "best localisation ratio, consistently active dimensions",
+        "ratio_any": "best localisation ratio, all active dimensions",
+        "inside_stable": "MSE change in the region, consistently active dimensions",
     }
-    figure = new_figure(10.5, 3.9)
-    grid = figure.subplots(1, len(panels))
-    for ax, (name, (title, label)) in zip(grid, panels.items(), strict=True):
-        _histograms(ax, {model: part[name] for model, part in found.items()})
-        ax.set_title(title, pad=10 + 7 * len(found))  # above the marks of the medians
-        ax.set_xlabel(label)
-        quiet(ax)
-    grid[0].set_ylabel("share of images (%)")
-    figure.legend(
-        *grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(found),
-        frameon=False, fontsize=10, labelcolor=INK,
-    )  # fmt: skip
-    write(figure, path)
+    figure = figures.new_figure(5.8, 2.5 * len(panels) + 0.3)
+    grid = figure.subplots(len(panels), 1)
+    for axes, (name, label) in zip(grid, panels.items(), strict=True):
+        _histograms(axes, {model: _positive(part[name]) for model, part in found.items()})
+        axes.set(xlabel=label, ylabel="share of images (%)")
+    figures.legend(figure, handles=grid[0].get_legend_handles_labels()[0], ncols=2)
+    return figure
 
 
-def _histograms(axes: Any, values: dict[str, Any]) -> None:
+def _histograms(axes: Any, values: Mapping[str, Any]) -> None:
     """Draw the share of images in logarithmic bins for each model, and mark the medians."""
-    kept = {model: _logarithms(v) for model, v in values.items()}
-    every = np.concatenate(list(kept.values()))
-    low, high = np.percentile(every, [0.2, 99.8]) if len(every) else (0.0, 1.0)
-    edges = np.linspace(low, max(high, low + 0.1), 36)
-    for i, ((model, v), dash) in enumerate(zip(kept.items(), cycle(DASHES), strict=False)):
-        heights = np.histogram(np.clip(v, edges[0], edges[-1]), edges)[0] * 100 / max(len(v), 1)
-        style: dict[str, Any] = {"color": colour_of(model), "linestyle": dash}
-        axes.stairs(heights, edges, baseline=None, linewidth=1.6, label=model, **style)
-        if len(v):
-            # One above the other, so that equal medians do not hide each other.
-            axes.plot(
-                np.median(v), 1.02 + 0.045 * i, "v", color=colour_of(model), markersize=6,
-                clip_on=False, transform=axes.get_xaxis_transform(),
-            )  # fmt: skip
-    none = [model for model, v in kept.items() if not len(v)]
-    if none:
-        axes.text(0.98, 0.95, "none: " + ", ".join(none), transform=axes.transAxes, ha="right")
-    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.06 * axes.get_ylim()[1]))
-    axes.set_xticks(_round_ticks(axes.get_xlim()))
-    _logarithmic(axes.xaxis)
+    every = finite(*values.values())
+    low, high = np.percentile(every, [0.2, 99.8]) if len(every) else (1.0, 10.0)
+    edges = np.geomspace(low, max(high, 1.25 * low), 36)
+    heights = {model: curves.shares(some, edges) for model, some in values.items()}
+    curves.histogram(axes, heights, edges, {k: _colour(k) for k in values}, filled=False)
+    curves.logarithmic(axes, (edges[0], edges[-1]), "x")
+    for i, (model, some) in enumerate(values.items()):
+        # One above the other, so that equal medians do not hide each other.
+        place = [np.median(some)] if len(some) else [], [1.02 + 0.045 * i] * bool(len(some))
+        style: dict[str, Any] = {"color": _colour(model), "markersize": 6, "clip_on": False}
+        axes.plot(*place, "v", transform=axes.get_xaxis_transform(), **style)
+    if none := [model for model, some in values.items() if not len(some)]:
+        axes.text(0.98, 0.9, "none: " + ", ".join(none), transform=axes.transAxes, ha="right")
 
 
 # -- all figures ----------------------------------------------------------------------------
 
-Draw = Callable[[Numbers, Path], None]
-
-FIGURES: dict[str, tuple[Draw, str, str]] = {
-    "reconstructions": (
-        draw_reconstructions,
-        "shared_mean",
-        "Mean and pixelwise variance of 30 samples for three test images, at the 25th, 50th and "
-        "96th percentile of the error, averaged over vPAIR, sVAE and vsPAIR (paper). One colour "
-        "scale for all variances, of which colours show the root.",
-    ),
-    "percentiles": (
-        draw_percentiles,
-        "percentile_variance",
-        "Each preset of vsPAIR on the images at the 25th, 50th and 96th percentile of its own "
-        "error.",
-    ),
-    "codes": (
-        draw_codes,
-        "code_sample",
-        "One latent sample of each model for the same three images. Grey: the gate is open with "
-        "probability below 0.9.",
-    ),
-    "perturbation": (
-        draw_perturbation,
-        "walk_images",
-        "The medium image along three leading dimensions that are consistently active (*: not "
-        "active in all 30 samples, where those are too few), and the change.",
-    ),
-    "localised": (
-        draw_localised,
-        "localised_change",
-        "The dimension of highest localisation ratio (*: not consistently active, where none "
-        "is), perturbed by +400 % of its value in the mean code; the corrupted region outlined. "
-        "The ratio is that of the change shown; the dimension was chosen by the table's, a step "
-        "of 50 % in one sample.",
-    ),
-    "localised_walks": (
-        draw_localised_walks,
-        "localised_walk",
-        "The same dimensions of vsPAIR from -400 % to +400 %: mean reconstructions of 30 samples "
-        "and their change, the corrupted region outlined. The ratio is the table's.",
-    ),
-    "uncertainty_error": (
-        draw_uncertainty_error,
-        "scatter_variance",
-        "Predicted variance over error for the same random test images, at most 500, with the "
-        "line of least squares and its 95 % confidence band.",
-    ),
-    "variance_ratio": (
-        draw_variance_ratio,
-        "variance_ratio",
-        "Mean variance in the corrupted region over that outside, for all test images that lost "
-        "something: quartiles "
-        "as a bar, the median as a white dot.",
-    ),
-    "localisation": (
-        draw_localisation,
-        "ratio_stable",
-        "The highest localisation ratio of each test image, among consistently active and among "
-        "all active dimensions, and the squared change in the region of the former. Triangles "
-        "mark medians; values beyond the axis are counted in its outermost bins.",
-    ),
+_DRAWS: dict[str, tuple[Callable[[Groups], Any], str]] = {
+    "reconstructions": (_reconstructions, "shared_mean"),
+    "percentiles": (_percentiles, "percentile_variance"),
+    "codes": (_codes, "code_sample"),
+    "perturbation": (_perturbation, "walk_images"),
+    "localised": (_localised, "localised_change"),
+    "localised_walks": (_localised_walks, "localised_walk"),
+    "uncertainty_error": (_uncertainty_error, "scatter_variance"),
+    "variance_ratio": (_variance_ratio, "variance_ratio"),
+    "localisation": (_localisation, "ratio_stable"),
 }
-"""By file name: what draws the figure, a number that it needs, and its caption."""
+"""By file name, what draws a figure, and a number that models need for it."""
+
+CAPTIONS: dict[str, str] = {
+    "reconstructions": "Mean and pixelwise variance of 30 samples for three test images, at the "
+    "25th, 50th and 96th percentile of the error, averaged over vPAIR, sVAE and vsPAIR (paper). "
+    "One colour scale for all variances, of which colours show the root. PAIR has no variance.",
+    "percentiles": "Each preset of vsPAIR on the images at the 25th, 50th and 96th percentile of "
+    "its own error.",
+    "codes": "One latent sample of each model for the same three images. Grey: the gate is open "
+    "with probability below 0.9.",
+    "perturbation": "The medium image along the three most sensitive consistently active "
+    "dimensions (*: not active in all 30 samples, where those are too few), and the change.",
+    "localised": "The dimension of highest localisation ratio (*: not consistently active, where "
+    "none is), perturbed by +400 % of its value in the mean code; the corrupted region outlined. "
+    "The ratio is that of the change shown; the dimension was chosen by the table's, a step of "
+    "50 % in one sample.",
+    "localised_walks": "The same dimensions of vsPAIR from -400 % to +400 %: mean reconstructions "
+    "of 30 samples and their change, the corrupted region outlined. The ratio is the table's.",
+    "uncertainty_error": "Predicted variance over error for the same random test images, at most "
+    "500, with the line of least squares and its 95 % confidence band.",
+    "variance_ratio": "Mean variance in the corrupted region over that outside, for all test "
+    "images that lost something: quartiles as a bar, the median as a white dot.",
+    "localisation": "The highest localisation ratio of each test image, among consistently active "
+    "and among all active dimensions, and the squared change in the region of the former. "
+    "Triangles mark medians; values beyond the axis are counted in its outermost bins.",
+}
+"""What each figure shows, by its file name."""
 
 
-def draw_all(numbers: Numbers, folder: Path) -> list[Path]:
+def draw_all(numbers: Groups, folder: Path) -> list[Path]:
     """Draw every figure that at least one model has the numbers for; return their paths."""
-    runs.make_folder(folder)
-    paths = []
-    for name, (draw, needed, _) in FIGURES.items():
-        if having(numbers, needed):
-            paths.append(folder / f"{name}.png")
-            draw(numbers, paths[-1])
-    return paths
-
-
-def gallery(paths: Sequence[Path]) -> str:
-    """Return figures that :func:`draw_all` drew with their captions, as Markdown."""
-    return "\n\n".join(f"![{FIGURES[p.stem][2]}]({p.name})\n\n{FIGURES[p.stem][2]}" for p in paths)
+    draws = {}
+    for name, (draw, needed) in _DRAWS.items():
+        if found := {model: part for model, part in numbers.items() if needed in part}:
+            draws[name] = partial(draw, found)
+    return figures.write_figures(draws, folder)
