@@ -66,7 +66,9 @@ def lines(series: Mapping[str, tuple[Any, Any]], x_label: str, y_label: str) -> 
     """Return a figure of named curves (x, y), and of the line on which both are equal."""
     figure = figures.new_figure(4.4, 3.4)
     axes = figure.subplots()
-    axes.axline((0, 0), slope=1, color=GREY, linewidth=1.2, linestyle="--", label="ideal")
+    every = finite(*(x for x, _ in series.values()))
+    ends = every[[every.argmin(), every.argmax()]] if len(every) else []
+    axes.plot(ends, ends, color=GREY, linewidth=1.2, linestyle="--", label="ideal")
     for (name, (x, y)), colour in zip(series.items(), PALETTE, strict=False):
         axes.plot(x, y, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
     axes.set(xlabel=x_label, ylabel=y_label)

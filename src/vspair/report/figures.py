@@ -143,7 +143,11 @@ class ColourScale:
         from matplotlib.colors import LogNorm, Normalize, PowerNorm
 
         shades = colormaps[MAPS.get(self.colours, self.colours)].resampled(SHADES)
-        laws = {"linear": Normalize, "root": partial(PowerNorm, 0.5), "log": LogNorm}
+        laws: dict[str, Any] = {
+            "linear": Normalize,
+            "root": partial(PowerNorm, 0.5),
+            "log": LogNorm,
+        }
         norm = laws[self.law](*self.limits, clip=self.law == "log")
         return {"cmap": shades.with_extremes(bad=MISSING), "norm": norm}
 
@@ -183,22 +187,28 @@ class Sheet:
         """Write words at a place."""
         self.ground.text(left, top, words, fontsize=size, color=INK, linespacing=1.1, **more)
 
-    def image(self, left: float, top: float, side: float, image: Any, scale: ColourScale) -> None:
-        """Show an image of shape (H, W) in a square; the first index runs downwards."""
-        left, top = _whole(left), _whole(top)
-        shown = np.ma.masked_invalid(np.asarray(image, dtype=np.float64))
-        place: dict[str, Any] = {"extent": (left, left + side, top + side, top), "aspect": "auto"}
-        self.ground.imshow(shown, interpolation="nearest", **place, **scale.style())
-        self.frame(left, top, side, FAINT, 0.6)
+    def image(
+        self, place: tuple[float, float, float], image: Any, scale: ColourScale, marked: bool
+    ) -> None:
+        """Show an image of shape (H, W) in a square with a thin frame, or a dark one.
 
-    def frame(self, left: float, top: float, side: float, colour: str, width: float) -> None:
-        """Draw the edges of a square, with lines of a width in points."""
+        Arguments:
+            place: Left, top and side of the square.
+            image: The image, whose first index runs downwards.
+            scale: What its colours stand for.
+            marked: Whether the frame is dark.
+        """
         from matplotlib.patches import Rectangle
 
-        style: dict[str, Any] = {"edgecolor": colour, "linewidth": width, "facecolor": "none"}
+        left, top, side = _whole(place[0]), _whole(place[1]), place[2]
+        shown = np.ma.masked_invalid(np.asarray(image, dtype=np.float64))
+        style: dict[str, Any] = {"extent": (left, left + side, top + side, top), "aspect": "auto"}
+        self.ground.imshow(shown, interpolation="nearest", **style, **scale.style())
+        edge = {"edgecolor": INK, "linewidth": 1.6} if marked else {"edgecolor": FAINT}
+        style = {"linewidth": 0.6, "facecolor": "none"} | edge
         self.ground.add_patch(Rectangle((left, top), side, side, **style))
 
-    def outline(self, left: float, top: float, side: float, region: Any) -> None:
+    def outline(self, place: tuple[float, float, float], region: Any) -> None:
         """Draw the edge of a region (H, W) along its pixels, but not along the image's edges."""
         from matplotlib.collections import LineCollection
 
@@ -208,7 +218,7 @@ class Sheet:
         below = np.argwhere(inside[1:] != inside[:-1]) + down
         edges = [(beside, beside + down), (below, below + across)]
         places = np.concatenate([np.stack(ends, axis=1) for ends in edges])[..., ::-1]
-        places = np.array((left, top)) + places * (side / np.array(inside.T.shape))
+        places = np.array(place[:2]) + places * (place[2] / np.array(inside.T.shape))
         style: dict[str, Any] = {"colors": PALETTE[1], "linewidths": 1.1, "capstyle": "round"}
         self.ground.add_collection(LineCollection(list(places), **style))
 
@@ -222,7 +232,7 @@ class Sheet:
         if scale.law != "log":
             most = max(abs(end) for end in scale.limits)
             power = 0 if 0.05 <= most < 1e4 else int(np.floor(np.log10(most)))
-            bar.locator = MaxNLocator(5 if height > 1.6 else 3, steps=[1, 2, 2.5, 5, 10])
+            bar.locator = MaxNLocator(5 if height > 1.6 else 3, steps=[1, 2, 5, 10])
             bar.formatter = FuncFormatter(lambda v, _: f"{v / 10**power:.6g}".replace("-", MINUS))
             bar.update_ticks()
             label += f" ($10^{{{power}}}$)" if power else ""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from vspair.errors import VspairError
-from vspair.report.figures import INK, MINUS, ColourScale, Sheet
+from vspair.report.figures import MINUS, ColourScale, Sheet
 
-__all__ = ["ImageRow", "MovedFactors", "image_grid", "in_deviations", "perturbation"]
+__all__ = ["ImageRow", "image_grid", "in_deviations", "perturbation"]
 
 GAP, APART, LINE, BAR = 0.04, 0.11, 0.19, 0.86
 """In inches: between images that belong to each other and between those that do not, a line of
@@ -58,7 +58,7 @@ class ImageRow:
 
 def image_grid(
     rows: Sequence[ImageRow],
-    side: float = 1.25,
+    side: float = 1.2,
     *,
     groups: Sequence[int] = (),
     right: float = 0.0,
@@ -120,11 +120,9 @@ def _show(sheet: Sheet, row: ImageRow, top: float, columns: Sequence[float], sid
         sheet.text(x + side / 2, top + side + 0.15, words, 9, ha="center")
     for i, (x, image) in enumerate(zip(columns, row.images, strict=True)):
         if image is not None:
-            sheet.image(x, top, side, image, row.scales[i])
+            sheet.image((x, top, side), image, row.scales[i], i == row.marked)
         if row.regions is not None and row.regions[i] is not None:
-            sheet.outline(x, top, side, row.regions[i])
-        if i == row.marked:
-            sheet.frame(x, top, side, INK, 1.6)
+            sheet.outline((x, top, side), row.regions[i])
 
 
 def _bars(
@@ -147,66 +145,44 @@ def _bars(
 # -- factors --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MovedFactors:
-    """What moving each of a few factors does to one image.
-
-    Arguments:
-        heading: Which image, or whose.
-        labels: Which factors.
-        change: The change of the image, with shape (K, S, H, W) for K factors and S steps.
-        centre: The image that nothing is moved in, with shape (H, W); it stands in the middle.
-        truth: The truth, with shape (H, W), before all others.
-        images: The images themselves, with shape (K, S, H, W), each row over that of changes.
-    """
-
-    heading: str
-    labels: Sequence[str]
-    change: Any
-    centre: Any = None
-    truth: Any = None
-    images: Any = None
-
-    def rows(
-        self, steps: Sequence[str], change: ColourScale, values: ColourScale
-    ) -> Iterator[ImageRow]:
-        """Yield a row for each factor, or two."""
-        middle = len(steps) // 2
-        first = [] if self.truth is None else ["truth"]
-        for k, label in enumerate(self.labels):
-            top: dict[str, Any] = {"near": True}
-            if k == 0:
-                top = {"heading": self.heading, "above": [*first, *steps]}
-            if self.images is not None:
-                top.pop("near", None)
-                yield ImageRow(label, self.images[k], values, marked=middle, **top)
-                label, top = "change", {"near": True}
-            images, scales = list(self.change[k]), [change] * len(steps)
-            if self.centre is not None:
-                images[middle], scales[middle] = self.centre, values
-            shown = [self.truth if k == 0 else None] * len(first)
-            yield ImageRow(label, [*shown, *images], [values] * len(first) + scales, **top)
-
-
 def perturbation(
-    moved: Sequence[MovedFactors],
+    labels: Mapping[str, Sequence[str]],
+    change: Sequence[Any],
     steps: Sequence[str],
-    change: ColourScale,
-    values: ColourScale | None = None,
+    scales: tuple[ColourScale, ColourScale],
     side: float = 0.7333,
+    *,
+    centre: Sequence[Any] | None = None,
+    truth: Sequence[Any] | None = None,
+    images: Sequence[Any] | None = None,
 ) -> Any:
-    """Return a figure of what moving factors does: one row a factor, one column a step.
+    """Return a figure of what moving single factors does: one row a factor, one column a step.
 
     Arguments:
-        moved: The images whose factors are moved, under each other.
+        labels: For each image whose factors are moved, by its heading, which factors they are.
+        change: The change of each image, of shape (K, S, H, W) for K factors and S steps.
         steps: How far factors are moved, in words.
-        change: The scale of changes.
-        values: The scale of images.
+        scales: Those of changes and of images.
         side: The side of one image in inches.
+        centre: Images that nothing is moved in, each of shape (H, W), for the middle column.
+        truth: Truths, each of shape (H, W), for a column before all others.
+        images: The images themselves, each of shape (K, S, H, W), for rows over the changes.
     """
-    rows = [row for each in moved for row in each.rows(steps, change, values or change)]
-    first = len(rows[0].images) - len(steps) if rows else 0
-    return image_grid(rows, side, groups=[first] * first + [len(steps)]).figure
+    middle, first, rows = len(steps) // 2, [] if truth is None else ["truth"], []
+    for b, (heading, factors) in enumerate(labels.items()):
+        top: dict[str, Any] = {"heading": heading, "above": [*first, *steps]}
+        for k, label in enumerate(factors):
+            if images is not None:
+                rows.append(ImageRow(label, images[b][k], scales[1], marked=middle, **top))
+                label, top = "change", {"near": True}
+            shown, shades = list(change[b][k]), [scales[0]] * len(steps)
+            if centre is not None:
+                shown[middle], shades[middle] = centre[b], scales[1]
+            if truth is not None:
+                shown, shades = [None if k else truth[b], *shown], [scales[1], *shades]
+            rows.append(ImageRow(label, shown, shades, **top))
+            top = {"near": images is None}
+    return image_grid(rows, side, groups=[1] * len(first) + [len(steps)]).figure
 
 
 def in_deviations(step: float) -> str:

@@ -1,86 +1,66 @@
-"""A self-contained HTML page of text, figures and small tables.
+"""Self-contained HTML pages: a template of words that shows figures and tables.
 
-The page loads nothing: style and figures are inside the file, so it can be sent by mail and
-opened anywhere. Text is escaped; it is never read as HTML.
+A page loads nothing: style and figures are inside the file, so it can be sent by mail and opened
+anywhere. Values are escaped; they are never read as HTML.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from vspair.report.figures import DPI
-from vspair.report.tables import Table
+from vspair.report import figures
 from vspair.runs.files import write_text
 
-__all__ = ["Block", "Picture", "Section", "Table", "write_page"]
+__all__ = ["Picture", "render", "write_page"]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption.
+    """A figure with its caption, which a template shows.
 
     Arguments:
         png: The bytes of a PNG file.
         caption: What is to be seen, under the figure.
-        alt: The same in a few words, for those who cannot see it.
     """
 
     png: bytes
     caption: str
-    alt: str = ""
-
-    @property
-    def source(self) -> str:
-        """The image as a data URI."""
-        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height on the page, in CSS pixels, from the PNG header."""
-        pixels = (int.from_bytes(self.png[i : i + 4], "big") for i in (16, 20))
-        width, height = (round(n * 96 / DPI) for n in pixels)
-        return width, height
+        width, height = (int.from_bytes(self.png[i : i + 4], "big") for i in (16, 20))
+        return round(width * 96 / figures.DPI), round(height * 96 / figures.DPI)
+
+    def __html__(self) -> str:
+        """Return the figure as HTML."""
+        source = "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
+        (width, height), brief = self.size, escape(self.caption.split(". ")[0])
+        image = f'<img src="{source}" width="{width}" height="{height}" alt="{brief}">'
+        return f"<figure>\n{image}\n<figcaption>{escape(self.caption)}</figcaption>\n</figure>"
 
 
-Block = str | Picture | Table
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with paragraphs, figures and tables in their order."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-def render(title: str, lead: str, sections: Sequence[Section], footer: str = "") -> str:
-    """Return the page as HTML."""
-    import jinja2
-
-    text = (resources.files("vspair.report") / "page.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.tests["picture"] = lambda block: isinstance(block, Picture)
-    environment.tests["table"] = lambda block: isinstance(block, Table)
-    template = environment.from_string(text)
-    return template.render(title=title, lead=lead, sections=sections, footer=footer)
-
-
-def write_page(
-    path: str | Path, title: str, lead: str, sections: Sequence[Section], footer: str = ""
-) -> None:
-    """Write a page that needs nothing but itself.
+def render(template: str, **values: Any) -> str:
+    """Return a page as HTML.
 
     Arguments:
-        path: The HTML file.
-        title: The page's heading.
-        lead: A paragraph that says what the page is about.
-        sections: The rest, in order.
-        footer: A last line in small type.
+        template: A Jinja template that extends ``report/page.html``, by its path in the package.
+        values: What it shows: pictures, tables, numbers and words.
     """
-    write_text(Path(path), render(title, lead, sections, footer))
+    import jinja2
+
+    root = resources.files("vspair")
+    loader = jinja2.FunctionLoader(lambda path: (root / path).read_text(encoding="utf-8"))
+    how: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    pages = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **how)
+    return pages.get_template(template).render(values)
+
+
+def write_page(path: str | Path, template: str, **values: Any) -> None:
+    """Write a page that needs nothing but itself; see :func:`render`."""
+    write_text(Path(path), render(template, **values))

@@ -1,9 +1,10 @@
-"""One type of table, which writes itself as Markdown and is what pages show."""
+"""One type of table, which writes itself as Markdown and as HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 __all__ = ["Table", "format_number"]
 
@@ -41,6 +42,19 @@ class Table:
             for i, row in enumerate(self.rows)
         ]
         return [self.columns, *bold]
+
+    def __html__(self) -> str:
+        """Return the table as HTML, as templates show it."""
+        head = "".join(f'<th scope="col">{escape(word)}</th>' for word in self.columns)
+        lines = [
+            f"<table>\n<caption>{escape(self.caption)}</caption>" if self.caption else "<table>"
+        ]
+        lines.append(f"<thead><tr>{head}</tr></thead>\n<tbody>")
+        for i, (name, *words) in enumerate(self.rows):
+            cells = "".join(f"<td>{escape(word)}</td>" for word in words)
+            kind = ' class="strong"' if i in self.strong else ""
+            lines.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{cells}</tr>')
+        return "\n".join([*lines, "</tbody>\n</table>"])
 
 
 def format_number(value: float | None, digits: int = 4) -> str:

@@ -25,11 +25,10 @@ def error_fit(error: Any, variance: Any, colour: str) -> ErrorFit:
         colour: Of the points.
     """
     points = np.stack([error, variance]).astype(np.float64)
-    points = points[:, np.isfinite(points).all(axis=0)]
-    if points.shape[1] < 3 or np.ptp(points[0]) == 0:
-        return ErrorFit(*points, colour, math.nan, np.zeros((4, 0)))
-    x, v = torch.from_numpy(points)
-    fit = uncertainty_error(v, x)
-    at = torch.linspace(float(x.min()), float(x.max()), 100, dtype=torch.float64)
+    x, v = points[:, np.isfinite(points).all(axis=0)]
+    if len(x) < 3 or np.ptp(x) == 0:
+        return ErrorFit(x, v, colour, math.nan, np.zeros((4, 0)))
+    fit = uncertainty_error(torch.from_numpy(v), torch.from_numpy(x))
+    at = torch.linspace(x.min(), x.max(), 100, dtype=torch.float64)
     line = torch.stack([at, fit.predict(at), *fit.band(at)])
-    return ErrorFit(*points, colour, fit.r, line.numpy())
+    return ErrorFit(x, v, colour, fit.r, line.numpy())

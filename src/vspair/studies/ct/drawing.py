@@ -17,7 +17,7 @@ import numpy as np
 
 from vspair.report import curves, figures
 from vspair.report.figures import PRESETS, ColourScale, finite
-from vspair.report.images import ImageRow, MovedFactors, image_grid, in_deviations, perturbation
+from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
 from vspair.runs.files import Groups
 
 __all__ = ["CAPTIONS", "draw_all"]
@@ -96,16 +96,14 @@ def _perturbation(part: Part, preset: str) -> Any:
     """Draw what moving each of four factors does to decoded mean codes."""
     if "difference" not in part:
         return None
-    truth = part.get("truth", [None] * len(part["index"]))
-    moved = [
-        MovedFactors(f"vsPAIR ({preset}), test {b + 1}", [f"no. {k}" for k in index], *images)
-        for b, (index, *images) in enumerate(
-            zip(part["index"], part["difference"], part["centre"], truth, strict=True)
-        )
-    ]
-    change = ColourScale.change("difference to the mean", part["difference"])
+    change, centre, truth = part["difference"], part["centre"], part.get("truth")
+    labels = {
+        f"vsPAIR ({preset}), test {b + 1}": [f"no. {k}" for k in index]
+        for b, index in enumerate(part["index"])
+    }
+    scales = ColourScale.change("difference to the mean", change), _grey(truth, centre)
     steps = [in_deviations(float(step)) for step in part["steps"]]
-    return perturbation(moved, steps, change, _grey(part.get("truth"), part["centre"]))
+    return perturbation(labels, change, steps, scales, centre=centre, truth=truth)
 
 
 # -- curves ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from torch import Tensor
 from vspair.data import Pairs
 from vspair.report.curves import lines
 from vspair.report.figures import ColourScale, write_figures
-from vspair.report.images import ImageRow, MovedFactors, image_grid, in_deviations, perturbation
-from vspair.report.page import Picture, Section, Table, write_page
+from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
+from vspair.report.page import Picture, write_page
+from vspair.report.tables import Table
 from vspair.runs.files import Groups
 
 __all__ = ["CAPTIONS", "Answers", "Factors", "brief", "draw_all", "write_report"]
@@ -126,9 +127,10 @@ def _coverage(part: Part) -> Any:
 def _factors(part: Part) -> Any:
     shares = zip(part["index"], part["share"], strict=True)
     labels = [f"no. {int(i)}:\n{100 * float(share):.0f} % of\nthe doubt" for i, share in shares]
-    moved = MovedFactors("", labels, list(zip(part["down"], part["up"], strict=True)))
-    change = ColourScale.change("change", part["down"], part["up"], share=1.0)
-    return perturbation([moved], [in_deviations(step) for step in (-2, 2)], change, side=1.25)
+    change = [list(zip(part["down"], part["up"], strict=True))]
+    scale = ColourScale.change("change", part["down"], part["up"], share=1.0)
+    steps = [in_deviations(step) for step in (-2, 2)]
+    return perturbation({"": labels}, change, steps, (scale, scale), 1.2)
 
 
 def draw_all(numbers: Groups, folder: Path) -> list[Path]:
@@ -152,13 +154,13 @@ CAPTIONS: dict[str, str] = {
 """What each figure shows, by its file name."""
 
 
-# -- tables and words -----------------------------------------------------------------------
+# -- the page -------------------------------------------------------------------------------
 
 
-def _tables(rows: Rows) -> Iterator[Table]:
+def _error_table(rows: Rows) -> Table:
     mse = {name: _value(rows, "mse_mean", name) for name in METHODS}
     share = {name: f"{100 * value / mse['trivial-mean']:.1f} %" for name, value in mse.items()}
-    yield Table(
+    return Table(
         ("Answer", "Mean squared error", "Share of the variance"),
         [(text, f"{mse[name]:.4f}", share[name]) for name, text in METHODS.items()],
         "Pairs that no method has seen; smaller is better. The Wiener filter is given the heat "
@@ -167,82 +169,6 @@ def _tables(rows: Rows) -> Iterator[Table]:
         "better.",
         strong=(0,),
     )
-    yield Table(
-        ("Also measured", ""),
-        (
-            ("Pixels inside the 90 % interval", f"{100 * _value(rows, _NOISY_90):.0f} %"),
-            ("The same without decoder noise", f"{100 * _value(rows, 'coverage_90'):.0f} %"),
-            ("Factors present, on average", f"{_value(rows, 'active'):.0f}"),
-            ("Time for one sample", f"{1e3 * _value(rows, 'seconds_per_sample'):.2g} ms"),
-            ("Time to train", f"{_value(rows, 'training_seconds'):.0f} s"),
-        ),
-    )
-
-
-_NOISY_90 = "coverage_90_with_noise"
-
-
-def _weaknesses(rows: Rows, scale: Part, factors: Factors) -> Iterator[str]:
-    noisy, plain = (100 * _value(rows, f"coverage_90{end}") for end in SERIES.values())
-    far = 100 * _value(rows, "beyond_4_std_with_noise")
-    yield (
-        f"The 90 % intervals hold {noisy:.0f} % of the pixels with decoder noise and "
-        f"{plain:.0f} % without. That is an average, and it hides misses: in {far:.2f} % of the "
-        "pixels the error is more than four times the stated deviation, which a normal law "
-        "allows in 0.006 %. There the model is wrong without a warning, for example where it "
-        "overlooks a weak source: look for dark spots in the row of errors that have no "
-        "counterpart in the row of doubts."
-    )
-    yield (
-        f"It was asked to use {scale['asked']} factors and uses {_value(rows, 'active'):.0f}. "
-        "The three that carry most of the doubt carry only "
-        f"{100 * float(factors.share.sum()):.0f} % of it together: doubt is spread thinly, and "
-        "one factor alone explains little."
-    )
-    ratio = _value(rows, "mse_mean", "ridge") / _value(rows, "mse_mean")
-    yield (
-        f"Ridge regression, which is fitted in a second, has {ratio:.1f} times our squared error, "
-        "but neither samples nor factors. The maps are small and made up, and the training is "
-        "short: this is a demonstration, not a result."
-    )
-
-
-def _sections(
-    rows: Rows, scale: Part, factors: Factors, pictures: Mapping[str, Picture]
-) -> Iterator[Section]:
-    """Yield the page's sections, in their order."""
-    problem = (
-        "Somebody heats a plate in one spot, and it was unevenly warm before. We look some time "
-        "later, with an imperfect camera: by then the heat has spread, the sharp map x has become "
-        "a blurred and noisy map y. What did the plate look like before? Fine detail has sunk "
-        "below the noise, so more than one x fits what we see. An honest answer is a range of "
-        "possible maps, not one."
-    )
-    shown = (
-        f"The model was told nothing of heat, cameras or blur. It was shown {scale['train']:,} "
-        "examples of before and after, like these, each moved around at random: all that it knows "
-        "beside them is that every place is alike."
-    )
-    yield Section("The problem", (problem, shown, pictures["pairs"]))
-    answers = (
-        "For a new y the model gives as many possible x as one asks for. Their mean is its best "
-        "estimate; where they differ is where it is in doubt."
-    )
-    yield Section("What it answers", (answers, pictures["answers"]))
-    yield Section("How good it is", tuple(_tables(rows)))
-    trust = (
-        "A 90 % interval should hold the truth in 90 % of the pixels. The model's doubt has two "
-        "parts: which map it is (the samples shown above), and a grain that its decoder leaves "
-        "unexplained (the decoder noise)."
-    )
-    yield Section("Whether its doubt can be trusted", (trust, pictures["coverage"]))
-    origin = (
-        f"The model has {scale['factors']} factors to describe a map with. Each is either absent, "
-        f"exactly zero, or present with some strength; {_value(rows, 'active'):.0f} are present "
-        "on average. These three carry more of the doubt about the first test map than any other."
-    )
-    yield Section("Where the doubt comes from", (origin, pictures["factors"]))
-    yield Section("What is not good", tuple(_weaknesses(rows, scale, factors)))
 
 
 def write_report(
@@ -257,7 +183,7 @@ def write_report(
         answers: What it says about a few test pairs.
         factors: The strongest factors of the first of those.
     """
-    rows, scale = summary["rows"], summary["scale"]
+    rows = summary["rows"]
     numbers: Groups = {"pairs": vars(examples), "factors": vars(factors), "coverage": {}}
     numbers["answers"] = vars(answers) | vars(answers.pairs)
     for words, end in SERIES.items():
@@ -265,15 +191,22 @@ def write_report(
         shares = [100 * _value(rows, name) for name in names]
         numbers["coverage"][words] = [float(name.split("_")[1]) for name in names], shares
     paths = draw_all(numbers, out / "figures")
-    pictures = {p.stem: Picture(p.read_bytes(), CAPTIONS[p.stem]) for p in paths}
+    value = partial(_value, rows)
+    facts = {
+        "Pixels inside the 90 % interval": f"{100 * value('coverage_90_with_noise'):.0f} %",
+        "The same without decoder noise": f"{100 * value('coverage_90'):.0f} %",
+        "Factors present, on average": f"{value('active'):.0f}",
+        "Time for one sample": f"{1e3 * value('seconds_per_sample'):.2g} ms",
+        "Time to train": f"{value('training_seconds'):.0f} s",
+    }
     write_page(
         out / "index.html",
-        "What was it before?",
-        "A camera sees a heat map after the heat has spread. A small vsPAIR, trained for "
-        f"{_value(rows, 'training_seconds'):.0f} seconds on examples, says what the map was "
-        "before, how sure it is, and which factors its doubt comes from.",
-        list(_sections(rows, scale, factors, pictures)),
-        f"Made by “{summary['command']}” ({summary['commit']}) on {summary['machine']}: "
-        f"{scale['train']:,} pairs, {scale['epochs']} epochs, measured on {scale['test']:,} other "
-        "pairs, one seed. All numbers are in metrics.json, the model is in run/.",
+        "studies/demo/page.html",
+        summary=summary,
+        scale={k: f"{v:,}" for k, v in summary["scale"].items()},
+        pictures={p.stem: Picture(p.read_bytes(), CAPTIONS[p.stem]) for p in paths},
+        errors=_error_table(rows),
+        facts=Table(("Also measured", ""), list(facts.items())),
+        value=value,
+        carried=float(factors.share.sum()),
     )

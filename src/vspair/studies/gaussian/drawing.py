@@ -24,17 +24,19 @@ SIDE, STEP, HIGH = 1.75, 2.3, 3.95
 
 def _panels(numbers: Groups, draw: Callable[[Sheet, Any, Part, int, float], None]) -> Any:
     """Return a sheet with a row of panels a preset, one panel an observation."""
-    if not numbers:
+    found = {preset: numbers[preset] for preset in figures.PRESETS if preset in numbers}
+    if not found:
         return None
-    count = len(next(iter(numbers.values()))["mean"])
-    sheet = Sheet(STEP * count + 0.1, HIGH * len(numbers))
-    for row, (preset, part) in enumerate(numbers.items()):
+    first = next(iter(found.values()))
+    count = len(first["mean"])
+    sheet = Sheet(STEP * count + 0.1, HIGH * len(found))
+    for row, (preset, part) in enumerate(found.items()):
         top = row * HIGH + 0.6
         sheet.text(sheet.width / 2, top - 0.35, f"vsPAIR ({preset})", 11, ha="center")
         for b in range(count):
             axes = sheet.axes(0.5 + b * STEP, top, SIDE, SIDE)
             draw(sheet, axes, part, b, top)
-            _frame(axes, next(iter(numbers.values()))["truth"][:, b])
+            _frame(axes, first["truth"][:, b])
             axes.set(title=f"observation {b + 1}", xlabel="$x_1$", ylabel="" if b else "$x_2$")
             axes.locator_params(nbins=4)
             figures.style_axes(axes, 9)

@@ -9,7 +9,7 @@ from typing import Any
 
 from vspair.report import curves, figures
 from vspair.report.figures import PRESETS, ColourScale
-from vspair.report.images import ImageRow, MovedFactors, image_grid, in_deviations, perturbation
+from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
 from vspair.runs.files import Groups
 from vspair.studies.fits import error_fit
 
@@ -37,19 +37,19 @@ def _reconstruction(part: Part, preset: str) -> Any:
 
 def _perturbation(part: Part, preset: str) -> Any:
     """Draw what moving each of K factors does to the decoded mean codes of a few test pairs."""
-    omega = [[f"$\\hat\\omega$ = {value:.2f}" for value in row] for row in part["walk_omega"]]
-    moved = [
-        MovedFactors(
-            f"vsPAIR ({preset}), test {b + 1}",
-            [f"no. {k}\n{words}" for k, words in zip(part["walk_dims"], omega[b], strict=True)],
-            change,
-            part["walk_centre"][b],
-        )
-        for b, change in enumerate(part["walk_change"])
-    ]
-    change = ColourScale.change("difference to the mean", part["walk_change"], share=1.0)
-    values = ColourScale.values("temperature", part["walk_centre"])
-    return perturbation(moved, [in_deviations(s) for s in STEPS], change, values, 0.8)
+    change, centre = part["walk_change"], part["walk_centre"]
+    labels = {
+        f"vsPAIR ({preset}), test {b + 1}": [
+            f"no. {k}\n$\\hat\\omega$ = {value:.2f}"
+            for k, value in zip(part["walk_dims"], omega, strict=True)
+        ]
+        for b, omega in enumerate(part["walk_omega"])
+    }
+    scale = ColourScale.change("difference to the mean", change, share=1.0)
+    scales = scale, ColourScale.values("temperature", centre)
+    return perturbation(
+        labels, change, [in_deviations(s) for s in STEPS], scales, 0.8, centre=centre
+    )
 
 
 def _uncertainty_error(presets: Groups) -> Any:
@@ -64,7 +64,7 @@ def _uncertainty_error(presets: Groups) -> Any:
 
 def _source(presets: Groups, shown: int = 3) -> Any:
     """Draw variance maps with the source's disc, and the share of variance inside it."""
-    rows = []
+    rows: list[ImageRow] = []
     for preset, part in presets.items():
         variance, disc = part["variance"][:shown], part["disc"][:shown]
         scale = ColourScale.spread("variance", variance, share=1.0)

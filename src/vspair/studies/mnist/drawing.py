@@ -17,7 +17,7 @@ import numpy as np
 
 from vspair.report import curves, figures
 from vspair.report.figures import GREY, INK, MINUS, PALETTE, PRESETS, ColourScale, finite
-from vspair.report.images import ImageRow, MovedFactors, image_grid, perturbation
+from vspair.report.images import ImageRow, image_grid, perturbation
 from vspair.runs.files import Groups
 from vspair.studies.fits import error_fit
 
@@ -122,15 +122,21 @@ def _percentiles(found: Groups) -> Any:
 
 def _perturbation(found: Groups) -> Any:
     """Draw mean reconstructions along the three most sensitive factors of the medium image."""
-    moved = []
-    for model, part in found.items():
-        stars = ["" if stable else "*" for stable in part["walk_stable"]]
-        labels = [f"dim. {k}{star}" for k, star in zip(part["walk_dims"], stars, strict=True)]
-        images = part["walk_images"]
-        moved.append(MovedFactors(model, labels, _changes(images), images=images))
-    change = ColourScale.change("change", *(each.change for each in moved))
+    images = [part["walk_images"] for part in found.values()]
+    change = [_changes(walks) for walks in images]
+    labels = {
+        model: [
+            f"dim. {k}{_star(s)}" for k, s in zip(p["walk_dims"], p["walk_stable"], strict=True)
+        ]
+        for model, p in found.items()
+    }
+    scales = ColourScale.change("change", *change), _digits(found)
     steps = [_percent(factor) for factor in _first(found)["factors"]]
-    return perturbation(moved, steps, change, _digits(found), SMALL)
+    return perturbation(labels, change, steps, scales, SMALL, images=images)
+
+
+def _star(stable: bool) -> str:
+    return "" if stable else "*"
 
 
 def _localised(found: Groups) -> Any:
@@ -163,8 +169,7 @@ def _ratio(change: Any, region: Any) -> float:
 
 def _which(part: Part, s: int, ratio: float) -> str:
     """Return the best localised factor of an image and a ratio, in words."""
-    star = "" if part["localised_stable"][s] else "*"
-    dim = int(part["localised_dim"][s])
+    dim, star = int(part["localised_dim"][s]), _star(part["localised_stable"][s])
     return "no active dimension" if dim < 0 else f"dim. {dim}{star}, ratio {ratio:.3g}"
 
 
@@ -254,7 +259,7 @@ def _positive(values: Any) -> Any:
 def _variance_ratio(found: Groups) -> Any:
     """Draw the ratio of variance in the corrupted region to that outside, over all images."""
     ratios = {model: _positive(part["variance_ratio"]) for model, part in found.items()}
-    ratios = {model: np.log10(values) for model, values in ratios.items() if np.ptp(values) > 0}
+    ratios = {model: np.log10(v) for model, v in ratios.items() if len(np.unique(v)) > 1}
     if not ratios:
         return None
     figure = figures.new_figure(1.4 * len(ratios) + 1.0, 3.8)
@@ -300,13 +305,15 @@ def _histograms(axes: Any, values: Mapping[str, Any]) -> None:
     heights = {model: curves.shares(some, edges) for model, some in values.items()}
     curves.histogram(axes, heights, edges, {k: _colour(k) for k in values}, filled=False)
     curves.logarithmic(axes, (edges[0], edges[-1]), "x")
-    for i, (model, some) in enumerate(values.items()):
+    none = [model for model, some in values.items() if not len(some)]
+    for i, model in enumerate(model for model in values if model not in none):
         # One above the other, so that equal medians do not hide each other.
-        place = [np.median(some)] if len(some) else [], [1.02 + 0.045 * i] * bool(len(some))
+        place = np.median(values[model]), 1.02 + 0.045 * i
         style: dict[str, Any] = {"color": _colour(model), "markersize": 6, "clip_on": False}
         axes.plot(*place, "v", transform=axes.get_xaxis_transform(), **style)
-    if none := [model for model, some in values.items() if not len(some)]:
-        axes.text(0.98, 0.9, "none: " + ", ".join(none), transform=axes.transAxes, ha="right")
+    if none:
+        where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "fontsize": 9}
+        axes.text(0.98, 0.9, "none: " + ", ".join(none), in_layout=False, **where)
 
 
 # -- all figures ----------------------------------------------------------------------------
