@@ -14,9 +14,6 @@ import torch
 import vspair
 from vspair.config import shipped
 from vspair.errors import VspairError
-from vspair.report import figures as plots
-from vspair.report.figures import ImageRow
-from vspair.report.page import Picture, Section, Table, render
 from vspair.studies.demo.drawing import brief
 from vspair.studies.demo.study import PROBLEM, _coverage, _factors, demo
 from vspair.training.interrupts import Interrupted
@@ -195,40 +192,3 @@ def test_factors_are_ranked_by_the_variance_they_carry(
     assert size.min() > 0
     assert everything.share.sum() == pytest.approx(1, abs=1e-5)
     assert sorted(everything.index.tolist()) == list(range(count))
-
-
-def test_text_is_escaped_and_tables_keep_their_order() -> None:
-    table = Table(("name", "value"), (("<b>", "1"), ("b", "2")), "a & b", strong=(1,))
-    html = render("<i>t</i>", "lead", [Section("s", ["1 < 2", table])], "end")
-    assert "<i>" not in html
-    assert "<b>" not in html
-    assert "1 &lt; 2" in html
-    assert "a &amp; b" in html
-    assert html.index(">1<") < html.index(">2<")
-    assert html.count('class="strong"') == 1
-
-
-def test_pictures_know_their_size() -> None:
-    rows = [ImageRow("row", torch.rand(2, 4, 4))]
-    figure, again = plots.image_grid(rows), plots.image_grid(rows)
-    first = plots.png(figure)
-    assert first == plots.png(again)
-    width, height = Picture(first, "").size
-    assert width == pytest.approx(96 * figure.get_figwidth(), abs=1)
-    assert height == pytest.approx(96 * figure.get_figheight(), abs=1)
-
-
-def test_colour_scales() -> None:
-    images = torch.tensor([[[-1.0, 3.0]]])
-    assert ImageRow("", images).scale() == (-1, 3)
-    assert ImageRow("", images, "change").scale() == (-3, 3)
-    assert ImageRow("", images + 2, "spread").scale() == (0, 5)
-    low, high = ImageRow("", torch.ones(1, 2, 2)).scale()
-    assert low < 1 < high
-
-
-def test_uneven_rows_are_refused() -> None:
-    with pytest.raises(VspairError, match=r"\[1, 2\]"):
-        plots.image_grid([ImageRow("", torch.rand(1, 4, 4)), ImageRow("", torch.rand(2, 4, 4))])
-    with pytest.raises(VspairError, match="at least one"):
-        plots.image_grid([])

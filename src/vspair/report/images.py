@@ -34,12 +34,12 @@ class ImageRow:
     """
 
     label: str
-    images: Sequence[Any]
+    images: Any
     scale: ColourScale | Sequence[ColourScale]
     above: Sequence[str] = ()
     below: Sequence[str] = ()
     heading: str = ""
-    regions: Sequence[Any] | None = None
+    regions: Any = None
     marked: int | None = None
     near: bool = False
 
@@ -147,14 +147,14 @@ def _bars(
 
 def perturbation(
     labels: Mapping[str, Sequence[str]],
-    change: Sequence[Any],
+    change: Any,
     steps: Sequence[str],
     scales: tuple[ColourScale, ColourScale],
     side: float = 0.7333,
     *,
-    centre: Sequence[Any] | None = None,
-    truth: Sequence[Any] | None = None,
-    images: Sequence[Any] | None = None,
+    centre: Any = None,
+    truth: Any = None,
+    images: Any = None,
 ) -> Any:
     """Return a figure of what moving single factors does: one row a factor, one column a step.
 
