@@ -11,12 +11,14 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from matplotlib._pylab_helpers import Gcf
 
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.report import curves, figures
 from vspair.report.figures import ColourScale
+from vspair.report.heat_map import heat_map, readable
 from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
 from vspair.report.page import Picture, render
 from vspair.report.tables import Table
@@ -324,6 +326,32 @@ def test_shares_of_a_histogram_sum_to_one_hundred() -> None:
     assert heights.tolist() == [50, *[0] * 8, 50]
     assert curves.least_share([heights]) == 0
     assert curves.least_share([np.array([99.0, 0.0, 0.3])]) == pytest.approx(0.1)
+
+
+# -- heat maps ------------------------------------------------------------------------------
+
+
+def test_numbers_in_a_heat_map_can_be_told_apart() -> None:
+    for values, wanted in (
+        ([[0.0123, 35.0], [0.2, np.nan]], ["0.0123", "35", "0.2", "none"]),
+        ([[1e-5, 1e30], [1.0, 2.0]], ["1e-05", "1e+30", "1", "2"]),
+        ([[0.869, 0.9], [0.87, 0.9017]], ["0.869", "0.900", "0.870", "0.902"]),
+    ):
+        axes = figures.new_figure(2, 2).subplots()
+        heat_map(axes, np.array(values))
+        assert [text.get_text() for text in axes.texts] == wanted
+
+
+def test_text_can_be_read_on_every_colour() -> None:
+    """Contrast by the definition of the web's accessibility guidelines: at least 4.5."""
+    for share in np.linspace(0, 1, 101):
+        shade = colormaps[figures.MAPS["values"]](float(share))
+        colour = np.array(shade[:3])
+        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+        luminance = float(linear @ [0.2126, 0.7152, 0.0722])
+        text = 1.0 if readable(shade) == "white" else 0.0
+        high, low = max(luminance, text) + 0.05, min(luminance, text) + 0.05
+        assert high / low >= 4.5
 
 
 # -- files and pages ------------------------------------------------------------------------

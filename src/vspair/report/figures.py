@@ -60,9 +60,6 @@ def style_axes(axes: Any, size: float = 10) -> None:
         label.set(color=INK, fontsize=size + 1)
 
 
-quiet = style_axes
-
-
 def legend(place: Any, where: str = "outside upper center", **options: Any) -> None:
     """Name the lines of a figure, above it where not said otherwise, or of one axes."""
     style: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": INK}

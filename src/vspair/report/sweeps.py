@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vspair.report.figures import INK, PALETTE, new_figure, png, quiet
+from vspair.report.figures import INK, PALETTE, new_figure, png, style_axes
 from vspair.report.heat_map import heat_map
 from vspair.runs import files
 
@@ -180,7 +180,7 @@ def _curve(ax: Any, points: list[Point], key: str, name: str, joined: bool) -> N
     style = {"fmt": "o-" if joined else "o", "color": PALETTE[0], "markersize": 4, "capsize": 2}
     ax.errorbar(at, heights, bars, **style)
     ax.set(xlabel=key, ylabel=LABELS[name])
-    quiet(ax)
+    style_axes(ax)
 
 
 def _map(ax: Any, points: list[Point], keys: list[str], name: str) -> None:
@@ -191,7 +191,7 @@ def _map(ax: Any, points: list[Point], keys: list[str], name: str) -> None:
         place = down.index(point["settings"][keys[0]]), right.index(point["settings"][keys[1]])
         values[place] = point.get("scores", {}).get(name, math.nan)
     heat_map(ax, values)
-    quiet(ax)
+    style_axes(ax)
     ax.set_yticks(range(len(down)), [_value(v) for v in down])
     ax.set_xticks(range(len(right)), [_value(v) for v in right])
     ax.set(ylabel=keys[0], xlabel=keys[1])

@@ -239,6 +239,6 @@ STUDY: Study[Scale, CtData] = Study(
     },
     report=report,
     draw=drawing.draw_all,
-    captions=drawing.FIGURES,
+    captions=drawing.CAPTIONS,
 )
 """Section 4.3 as a study; ``--only`` names its stages."""

@@ -350,7 +350,7 @@ STUDY: Study[Scale, CtData] = Study(
         "gamma": Stage(partial(_sweep, name="gamma"), _USES),
     },
     report=_report,
-    draw=drawing.draw_sweeps,
-    captions=drawing.FIGURES,
+    draw=drawing.draw_all,
+    captions=drawing.CAPTIONS,
 )
 """Appendix B as a study; ``--only`` names its stages."""

@@ -121,7 +121,7 @@ def _percentiles(found: Groups) -> Any:
 
 
 def _perturbation(found: Groups) -> Any:
-    """Draw mean reconstructions along the three most sensitive factors of the medium image."""
+    """Draw mean reconstructions along three leading factors of the medium image."""
     images = [part["walk_images"] for part in found.values()]
     change = [_changes(walks) for walks in images]
     labels = {
@@ -339,8 +339,8 @@ CAPTIONS: dict[str, str] = {
     "its own error.",
     "codes": "One latent sample of each model for the same three images. Grey: the gate is open "
     "with probability below 0.9.",
-    "perturbation": "The medium image along the three most sensitive consistently active "
-    "dimensions (*: not active in all 30 samples, where those are too few), and the change.",
+    "perturbation": "The medium image along three leading dimensions that are consistently active "
+    "(*: not active in all 30 samples, where those are too few), and the change.",
     "localised": "The dimension of highest localisation ratio (*: not consistently active, where "
     "none is), perturbed by +400 % of its value in the mean code; the corrupted region outlined. "
     "The ratio is that of the change shown; the dimension was chosen by the table's, a step of "

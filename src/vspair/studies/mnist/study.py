@@ -27,7 +27,7 @@ from vspair.problems.inpainting import InpaintingData, mnist_pairs, toy_digits
 from vspair.report.tables import Table
 from vspair.studies.answers import digest, made_once
 from vspair.studies.mnist import measures
-from vspair.studies.mnist.drawing import FIGURES, draw_all
+from vspair.studies.mnist.drawing import CAPTIONS, draw_all
 from vspair.studies.mnist.measures import InpaintingQuestion
 from vspair.studies.results import Row, over_seeds, table_of
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
@@ -292,6 +292,6 @@ STUDY = Study[Scale, InpaintingData](
     },
     report=report,
     draw=draw_all,
-    captions={name: caption for name, (_, _, caption) in FIGURES.items()},
+    captions=CAPTIONS,
 )
 """The study of section 4.2: all models side by side, then what they and the floors answer."""
