@@ -24,6 +24,7 @@ __all__ = [
     "gaussian_w2",
     "pearson",
     "psnr",
+    "share_inside",
     "ssim",
 ]
 
@@ -111,6 +112,17 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     """Return the correlation of two vectors, a scalar."""
     a, b = a - a.mean(), b - b.mean()
     return (a * b).sum() / (a.norm() * b.norm())
+
+
+def share_inside(values: Tensor, region: Tensor) -> Tensor:
+    """Return the share of each map's total that lies inside a region, float64 with shape (B,).
+
+    Arguments:
+        values: Maps of numbers that are not negative, such as variances, with shape (B, *shape).
+        region: Which entries are inside, bool (B, *shape).
+    """
+    flat = values.flatten(1).double()
+    return (flat * region.flatten(1)).sum(1) / flat.sum(1)
 
 
 def _span(x: Tensor, span: float | None) -> Tensor:

@@ -78,7 +78,9 @@ _REGIONS = {
     "localization_mean": Metric("", "mean ratio of the best localised factor"),
     "localization_corrupted_mse": Metric("data²", "its mean squared change inside the region"),
     "localization_without": Metric("images", "images without an always active factor"),
-    "variance_inside": Metric("", "share of s² inside the two-sigma disc of the heat source"),
+    "variance_inside": Metric(
+        "", "share of s² inside a region, such as the disc of the heat source"
+    ),
     "error_inside": Metric("", "share of (m - x)² inside it"),
     "area_inside": Metric("", "share of the area inside it"),
 }
