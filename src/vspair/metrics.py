@@ -24,6 +24,7 @@ __all__ = [
     "gaussian_w2",
     "pearson",
     "psnr",
+    "sample_moments",
     "share_inside",
     "ssim",
 ]
@@ -183,6 +184,13 @@ def ssim(estimate: Tensor, x: Tensor, span: float | None = None, window: int = 7
     top = (2 * mean_a * mean_b + small) * (2 * cov + large)
     bottom = (mean_a**2 + mean_b**2 + small) * (var_a + var_b + large)
     return (top / bottom).mean((1, 2))
+
+
+def sample_moments(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean (B, n) and covariance (B, n, n) of samples (N, B, n)."""
+    mean = samples.mean(0)
+    centred = samples - mean
+    return mean, torch.einsum("nbi,nbj->bij", centred, centred) / (len(samples) - 1)
 
 
 def gaussian_kl(mean: Tensor, cov: Tensor, mean_p: Tensor, cov_p: Tensor) -> Tensor:

@@ -92,6 +92,9 @@ _EXACT = {
     "energy_exact": Metric("data", "energy distance of 500 samples to 500 exact ones"),
     "trace_ratio": Metric("", "trace of Cov X over that of the exact covariance"),
     "alignment": Metric("", "mean |cosine| of active directions with the nearest eigenvector"),
+    "theorem_mean": Metric("", "||E[Z | y] - theorem 1's|| over the norm of the latter"),
+    "theorem_variances": Metric("", "mean relative error of the variances of Z given y to it"),
+    "theorem_covariance": Metric("", "||Cov(Z | y) - theorem 1's|| over the norm of the latter"),
 }
 
 _COSTS = {
