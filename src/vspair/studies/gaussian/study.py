@@ -29,6 +29,7 @@ from vspair import config as configs
 from vspair.codes import SpikeSlab
 from vspair.config import Config
 from vspair.data import Pairs
+from vspair.factors import moved_latents
 from vspair.fitting import split_pairs, start_or_resume_training, suggest_settings
 from vspair.metrics import energy_distance, gaussian_kl, gaussian_w2, sample_moments
 from vspair.posterior import LatentPosterior
@@ -185,9 +186,7 @@ def _moved(post: LatentPosterior, k: int, steps: Tensor) -> tuple[Tensor, Tensor
     assert isinstance(code, SpikeSlab)
     likely = code.omega.topk(k, dim=-1).indices
     shifts = code.slab.variance.sqrt().gather(-1, likely)[..., None] * steps
-    z = code.mean[:, None, None].repeat(1, k, len(steps), 1)
-    where = likely[:, :, None, None].expand(*shifts.shape, 1)
-    return likely, post.decode(z.scatter_add_(-1, where, shifts.unsqueeze(-1)))
+    return likely, post.decode(moved_latents(code.mean, likely, shifts))
 
 
 def alignment(problem: GaussianProblem, post: LatentPosterior) -> float:
