@@ -148,7 +148,7 @@ def test_calibrated_agrees_with_the_closed_form() -> None:
 
 
 def test_theorem_1() -> None:
-    formula, by_kl, by_parameters = theorem1(epochs=15).values()
+    formula, by_kl, by_parameters = theorem1(epochs=8).values()
     assert formula["mean"] < 0.02
     assert formula["variances"] < 0.05
     assert by_kl["mean"] < 0.1

@@ -38,14 +38,18 @@ PROBLEM = HeatProblem(
     time=8.0, noise=0.05, modes=2, decay=1.0, series=0.5, source_width=(0.4, 0.6)
 )
 SAMPLES = 100
-TEST = 200
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 SHOWN = 3
 FILES = ("run", "figures", "metrics.json", "index.html")
 
 
 def demo(
-    out: Path, *, epochs: int | None = None, pairs: int = 10000, progress: bool = True
+    out: Path,
+    *,
+    epochs: int | None = None,
+    pairs: int = 10000,
+    test: int = 200,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Train, measure and write a page; return what ``metrics.json`` holds.
 
@@ -55,22 +59,23 @@ def demo(
         out: A new folder to fill: ``run/``, ``metrics.json``, ``figures/`` and ``index.html``.
         epochs: Passes over the pairs; from the configuration ``demo`` where not given.
         pairs: How many pairs to learn from.
+        test: How many other pairs to measure on.
         progress: Whether to show a progress bar.
     """
     config = configs.shipped("demo")
     if epochs is not None:
         config = configs.override(config, {"training": {"epochs": epochs}})
     with _new_folder(Path(out)) as folder:
-        train, test = Pairs(*PROBLEM.pairs(pairs, seed=0)), Pairs(*PROBLEM.pairs(TEST, seed=1))
+        train, unseen = (Pairs(*PROBLEM.pairs(n, seed=i)) for i, n in enumerate((pairs, test)))
         start = time.perf_counter()
         model = fit(
             train.x, train.y, config=config, out=folder / "run", device="cpu", progress=progress
         )
         seconds = _row("training_seconds", time.perf_counter() - start)
-        rows = [*_rows(model, train, test), seconds]
-        metrics = _save(folder / "metrics.json", config, len(train), rows)
-        factors = _factors(model.posterior(test.y[:1]), SHOWN)
-        write_report(folder, metrics, train[:SHOWN], _answers(model, test[:SHOWN]), factors)
+        rows = [*_rows(model, train, unseen), seconds]
+        metrics = _save(folder / "metrics.json", config, {"train": pairs, "test": test}, rows)
+        factors = _factors(model.posterior(unseen.y[:1]), SHOWN)
+        write_report(folder, metrics, train[:SHOWN], _answers(model, unseen[:SHOWN]), factors)
     return metrics
 
 
@@ -130,12 +135,11 @@ def _row(metric: str, value: float, model: str = "vsPAIR") -> Row:
     return Row(model, "calibrated" if model == "vsPAIR" else "", metric, value)
 
 
-def _save(path: Path, config: Config, train: int, rows: list[Row]) -> dict[str, Any]:
+def _save(path: Path, config: Config, sizes: dict[str, int], rows: list[Row]) -> dict[str, Any]:
     """Write the numbers and return what was written."""
     scale = {
+        **sizes,
         "epochs": config.training.epochs,
-        "train": train,
-        "test": TEST,
         "samples": SAMPLES,
         "factors": config.model.x_size,
         "asked": config.objective.active,
