@@ -30,7 +30,7 @@ from vspair.runs.files import Groups, make_folder, read_groups, write_groups
 __all__ = ["Answers", "Question", "as_array", "digest", "made_once"]
 
 M = TypeVar("M", bound=Method)
-_REMADE = "Remove it; the same command makes it again."
+_REMADE = "The study's stages make it; where it is damaged, remove it first."
 
 
 def digest(*parts: object) -> str:

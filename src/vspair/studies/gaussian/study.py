@@ -39,8 +39,7 @@ from vspair.studies.answers import digest
 from vspair.studies.gaussian import drawing
 from vspair.studies.gaussian.theorem import theorem1
 from vspair.studies.results import Row, table_of
-from vspair.studies.study import Records, Report, Stage, Study
-from vspair.studies.study import Workspace as AnyWorkspace
+from vspair.studies.study import Records, Report, Stage, Study, Workspace
 from vspair.training.side_by_side import train_side_by_side
 
 __all__ = ["METRICS", "SMOKE", "STUDY", "Job", "Scale", "alignment", "exact_distances"]
@@ -96,7 +95,7 @@ class Scale:
 
 SMOKE = Scale(observations=64, each=4, test=20, samples=400, epochs=2, seeds=2)
 
-Workspace = AnyWorkspace[Scale, None]
+Work = Workspace[Scale, None]
 
 
 @dataclass(frozen=True)
@@ -294,30 +293,30 @@ def _on_one_core_each(processes: int) -> Iterator[Callable[..., Iterable[Groups 
         torch.set_num_threads(threads)
 
 
-def _work(workspace: Workspace, methods: Iterable[str], seeds: int) -> bool:
+def _work(work: Work, methods: Iterable[str], seeds: int) -> bool:
     """Make and keep the answers that are missing; return whether all are there."""
-    every = [Job(method, seed, workspace.scale) for method in methods for seed in range(seeds)]
-    left = [job for job in every if not workspace.answers.has(job.name, job.key)]
-    if not left or workspace.late():
+    every = [Job(method, seed, work.scale) for method in methods for seed in range(seeds)]
+    left = [job for job in every if not work.answers.has(job.name, job.key)]
+    if not left or work.late():
         return not left
-    workspace.note_work()
-    work = partial(_answer, folder=workspace.folder, deadline=workspace.deadline)
-    with _on_one_core_each(min(workspace.jobs, len(left))) as each:
-        for job, groups in zip(left, each(work, left), strict=True):
+    work.note_work()
+    make = partial(_answer, folder=work.folder, deadline=work.deadline)
+    with _on_one_core_each(min(work.jobs, len(left))) as each:
+        for job, groups in zip(left, each(make, left), strict=True):
             if groups is not None:
-                workspace.answers.write(job.name, job.key, groups)
-    return all(workspace.answers.has(job.name, job.key) for job in left)
+                work.answers.write(job.name, job.key, groups)
+    return all(work.answers.has(job.name, job.key) for job in left)
 
 
 # -- the report -----------------------------------------------------------------------------
 
 
-def report(workspace: Workspace, records: Records) -> Report:
+def report(work: Work, records: Records) -> Report:
     """Return tables, words and the figures' numbers from what was kept."""
-    scale, few = workspace.scale, min(workspace.scale.seeds, 2)
+    scale, few = work.scale, min(work.scale.seeds, 2)
     names = dict.fromkeys(EVERY, scale.seeds) | dict.fromkeys(CONVENTIONS, few) | {"theorem": 1}
     jobs = {name: [Job(name, seed, scale) for seed in range(n)] for name, n in names.items()}
-    kept = {name: [workspace.answers.read(j.name) for j in found] for name, found in jobs.items()}
+    kept = {name: [work.answers.read(j.name) for j in found] for name, found in jobs.items()}
     epochs = {name: jobs[name][0].config.training.epochs for name in ("paper", "calibrated")}
     about = {"epochs": epochs, "train": scale.observations * scale.each, "test": scale.test}
     about |= {"samples": scale.samples, "paper_scale": scale == Scale(seeds=scale.seeds)}

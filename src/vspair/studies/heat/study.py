@@ -13,30 +13,26 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from vspair import config as configs
 from vspair.codes import SpikeSlab
 from vspair.config import Config
 from vspair.data import Pairs
-from vspair.errors import VspairError
-from vspair.fitting import split_pairs, start_or_resume_training
 from vspair.methods import AnswerMean, AnswerY, PointMethod, Ridge, ShiftRidge, Tikhonov, Wiener
 from vspair.model import InverseModel
 from vspair.problems.heat import PAPER_TEST, PAPER_TRAIN, HeatPairs, HeatProblem
-from vspair.runs import Groups, Run
-from vspair.studies.answers import Question, digest
+from vspair.runs import Groups
+from vspair.studies.answers import Question, digest, made_once
 from vspair.studies.factors import code_row, leading, perturbed
 from vspair.studies.heat import drawing, tables
-from vspair.studies.study import Records, Report, Stage, Study
-from vspair.studies.study import Workspace as AnyWorkspace
-from vspair.training.side_by_side import MOST_LANES, train_side_by_side
-from vspair.training.trainer import Trainer
+from vspair.studies.study import Records, Report, Stage, Study, Workspace
+from vspair.studies.trainings import load_trained, train_all, weights_digest
 
 __all__ = ["PROBLEM", "SMOKE", "STUDY", "Case", "Scale"]
 
@@ -134,7 +130,8 @@ class Case:
         return Pairs(self.pairs[0].x, self.pairs[0].y)
 
 
-Workspace = AnyWorkspace[Scale, list[Case]]
+Work = Workspace[Scale, list[Case]]
+Answerer = PointMethod | InverseModel
 
 FLOORS: dict[str, Callable[[Case], PointMethod]] = {
     "exact": lambda case: Tikhonov(case.problem),
@@ -156,69 +153,41 @@ def load(scale: Scale, data_dir: Path | None = None) -> list[Case]:
     return [Case(noise, seed, scale) for noise in levels for seed in seeds[noise]]
 
 
-# -- training -------------------------------------------------------------------------------
+# -- stages ---------------------------------------------------------------------------------
 
 
-def train(workspace: Workspace) -> bool:
+def train(work: Work) -> bool:
     """Train every preset in every case, side by side, each in its run folder."""
-    jobs = [(case, preset) for case in workspace.data for preset in workspace.scale.presets]
-    for start in range(0, len(jobs), MOST_LANES):
-        trainers = [_trainer(workspace, *job) for job in jobs[start : start + MOST_LANES]]
-        left = [trainer for trainer in trainers if not trainer.finished]
-        if left:
-            workspace.note_work()
-        if not train_side_by_side(left, workspace.deadline, workspace.show):
-            return False
-    return True
+    every = {
+        case.name(preset): (case, preset) for case in work.data for preset in work.scale.presets
+    }
+    jobs = {name: work.scale.config(preset, case.seed) for name, (case, preset) in every.items()}
+    return train_all(work, jobs, {name: case.train for name, (case, _) in every.items()})
 
 
-def _trainer(workspace: Workspace, case: Case, preset: str) -> Trainer:
-    """Return a training that is new, was stopped or has ended."""
-    device, config = workspace.device, workspace.scale.config(preset, case.seed)
-    config = configs.override(config, {"training": {"capture": device.type == "cuda"}})
-    folder, parts = workspace.folder / case.name(preset), split_pairs(case.train, config)
-    return start_or_resume_training(*parts, config, folder, device)
-
-
-# -- answers --------------------------------------------------------------------------------
-
-
-def answer(workspace: Workspace) -> bool:
+def answer(work: Work) -> bool:
     """Ask every method, trained or not, about the test observations of every case."""
-    names = [*FLOORS, *workspace.scale.presets]
-    return all(_ask(workspace, case, name) for case in workspace.data for name in names)
+    names = [*FLOORS, *work.scale.presets]
+    return all(_ask(work, case, name) for case in work.data for name in names)
 
 
-def _ask(workspace: Workspace, case: Case, name: str) -> bool:
+def _ask(work: Work, case: Case, name: str) -> bool:
     """Keep the answer of one method in one case; return whether that is done."""
-    (x, y, source), samples = case.pairs[1], workspace.scale.samples
-    shown, disc = torch.arange(min(SHOWN, len(x))), source.disc(x.shape[-1])
-    question = Question(Pairs(x, y), shown, samples, block=len(x), region=disc)
-    file, run = case.name(name), Run(workspace.folder / case.name(name))
-    learned = name not in FLOORS
-    made_from = _weights(run) if learned else digest(case.problem, case.train.x, case.train.y)
-
-    @cache
-    def method() -> PointMethod | InverseModel:
-        return run.load(workspace.device) if learned else FLOORS[name](case)
-
-    def more() -> Groups:
-        return _more(method(), case.pairs[1])
-
-    return workspace.answers.ask(file, lambda rows: method(), question, made_from, more)
-
-
-def _weights(run: Run) -> str:
-    """Return what the weights of a training are known again by; refuse one that has not ended."""
-    epochs = [row["epoch"] for row in run.metrics()]
-    if epochs[-1:] != [run.config.training.epochs]:
-        raise VspairError(f"{run.path} is not trained to its end: run the stage train first.")
-    return digest((run.path / "weights.safetensors").read_bytes())
+    (x, y, source), file = case.pairs[1], case.name(name)
+    how: dict[str, Any] = {"samples": work.scale.samples, "block": len(x)}
+    question = Question(Pairs(x, y), region=source.disc(x.shape[-1]), **how)
+    floor, known = FLOORS.get(name), (case.problem, case.train.x, case.train.y)
+    made_from = digest(*known) if floor else weights_digest(work, file)
+    make = partial(floor, case) if floor else partial(load_trained, work, file)
+    method_for: Callable[[Tensor], Answerer] = made_once(make)
+    more = partial(_more, method_for, case.pairs[1])
+    return work.answers.ask(file, method_for, question, made_from, more)
 
 
 @torch.no_grad()
-def _more(method: PointMethod | InverseModel, test: HeatPairs) -> Groups:
+def _more(method_for: Callable[[Tensor], Answerer], test: HeatPairs) -> Groups:
     """Return what is kept beside scores: numbers of all test pairs together, and of figures."""
+    method = method_for(test.y)
     row = {"field_variance": test.x.double().var(), "parameters": float(method.n_parameters)}
     if not isinstance(method, InverseModel):
         return {"row": row}
@@ -245,12 +214,12 @@ def _more(method: PointMethod | InverseModel, test: HeatPairs) -> Groups:
 # -- the report -----------------------------------------------------------------------------
 
 
-def report(workspace: Workspace, records: Records) -> Report:
+def report(work: Work, records: Records) -> Report:
     """Return tables, words and the figures' numbers from what was kept."""
-    scale, answers = workspace.scale, defaultdict[tuple[str, float], list[Groups]](list)
+    scale, answers = work.scale, defaultdict[tuple[str, float], list[Groups]](list)
     for case in load(scale):
         for name in (*FLOORS, *scale.presets):
-            answers[name, case.noise].append(workspace.answers.read(case.name(name)))
+            answers[name, case.noise].append(work.answers.read(case.name(name)))
     rows = tables.rows_of(answers)
     numbers = {preset: tables.figure_numbers(answers[preset, 0.0][0]) for preset in scale.presets}
     if not scale.preset:
