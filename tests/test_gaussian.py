@@ -193,7 +193,10 @@ def test_stopped_and_continued_it_gives_the_same(unbroken: Path, tmp_path: Path)
         reproduce(tmp_path, minutes=minutes, only="models,conventions")
     assert reproduce(tmp_path, only="models") == "Done: models."
     assert reproduce(tmp_path) is not None
-    assert rows(tmp_path) == rows(unbroken)
+    for found, expected in zip(rows(tmp_path), rows(unbroken), strict=True):
+        # LAPACK's last bit depends on where memory lies.
+        assert found["value"] == pytest.approx(expected["value"], rel=1e-9)
+        assert found | {"value": 0} == expected | {"value": 0}
 
 
 def test_a_second_call_makes_nothing(unbroken: Path) -> None:
@@ -214,9 +217,9 @@ def test_more_seeds_in_several_processes(unbroken: Path, tmp_path: Path) -> None
     for jobs in (1, 2):
         folder, more = tmp_path / str(jobs), replace(FEW, seeds=2)
         assert reproduce(folder, more, jobs=jobs, only="models") == "Done: models."
-        answers = sorted((folder / "runs" / "answers").glob("*-1.npz"))
-        kept.append({path.name: path.read_bytes() for path in answers})
-    assert len(kept[0]) == 6
+        names = ("paper", "calibrated", "default", "exact-samples")
+        answers = folder / "runs" / "answers"
+        kept.append([(answers / f"{name}-1.npz").read_bytes() for name in names])
     assert kept[0] == kept[1]
 
 

@@ -212,7 +212,11 @@ def test_stopped_and_continued_it_gives_the_same(unbroken: Path, tmp_path: Path)
             assert not (tmp_path / "out").exists()
     assert reproduce(tmp_path, only="train") == "Done: train."
     assert reproduce(tmp_path) is not None
-    assert rows(tmp_path) == rows(unbroken)
+    for found, expected in zip(rows(tmp_path), rows(unbroken), strict=True):
+        # Of the floors, the last bits depend on where memory lies.
+        near = expected["value"] if expected.get("preset") else pytest.approx(expected["value"])
+        assert found["value"] == near
+        assert found | {"value": 0} == expected | {"value": 0}
 
 
 def test_a_second_call_makes_nothing(unbroken: Path) -> None:
