@@ -84,16 +84,6 @@ def refuse_scale_beside_smoke(smoke: bool, given: dict[str, Any], plain: Any) ->
         raise VspairError(f"--smoke has a scale of its own: leave out {', '.join(changed)}.")
 
 
-def drew(paths: list[Path]) -> None:
-    for path in paths:
-        say(f"Drew {path}.")
-
-
-def places(name: str, out: Path | None, runs: Path | None) -> tuple[Path, Path]:
-    """Return the folders of a study's results and trainings, by its name where not given."""
-    return out or Path("results", name), runs or Path("runs", name)
-
-
 def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
     """Return what the folders of a CT study are called, so that none replaces a whole study's."""
     if smoke:
@@ -107,11 +97,6 @@ def of_real_slices(data_dir: Path | None, runs: Path | None, only: str) -> bool:
         with suppress(OSError, ValueError, KeyError, TypeError):  # the report says what is damaged
             return not json.loads((runs / "records.json").read_bytes())["data"]["phantoms"]
     return data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
-
-
-def told(text: str | None) -> None:
-    """Say what a study found, or that it was stopped in time."""
-    say(text or "Stopped in time. The same command continues.")
 
 
 @reproduce.command()

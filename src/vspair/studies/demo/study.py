@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from vspair import config as configs
 from vspair import runs
 from vspair.config import Config
 from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.evaluation import score_method
+from vspair.evaluation import answer_seconds, score_method
 from vspair.factors import moved_latents
 from vspair.fitting import fit
 from vspair.methods import AnswerMean, AnswerY, Ridge, Wiener
@@ -128,7 +128,8 @@ def _rows(model: InverseModel, train: Pairs, test: Pairs) -> list[Row]:
         ).items()
     ]
     rows.append(_row("parameters", model.n_parameters))
-    return [*rows, _row("seconds_per_sample", _seconds_per_sample(model, test.y[0]))]
+    seconds = answer_seconds(model, test.y[:1], samples=SAMPLES) / SAMPLES
+    return [*rows, _row("seconds_per_sample", seconds)]
 
 
 def _row(metric: str, value: float, model: str = "vsPAIR") -> Row:
@@ -150,14 +151,6 @@ def _save(path: Path, config: Config, sizes: dict[str, int], rows: list[Row]) ->
     text = json.dumps(summary("demo", made, scale, rows), indent=1) + "\n"
     runs.write_text(path, text)
     return dict(json.loads(text))
-
-
-def _seconds_per_sample(model: InverseModel, y: Tensor, n: int = 256) -> float:
-    """Return the time of one posterior sample, encoding of y included, among n of them."""
-    model.posterior(y).sample(10)
-    start = time.perf_counter()
-    model.posterior(y).sample(n)
-    return (time.perf_counter() - start) / n
 
 
 # -- what the page shows --------------------------------------------------------------------
