@@ -12,7 +12,6 @@ import pytest
 
 import vspair
 from vspair.errors import VspairError
-from vspair.report.page import Section, Table, render
 from vspair.studies.demo.drawing import brief
 from vspair.studies.demo.study import PROBLEM, demo
 from vspair.training.interrupts import Interrupted
@@ -162,14 +161,3 @@ def test_the_terminal_shows_a_table(left: tuple[Path, dict[str, Any]]) -> None:
     assert max(map(len, lines)) < 80
     for word in ("vsPAIR", "Ridge", "Wiener", "Returning y", "mean field", "90 %", "Factors"):
         assert word in brief(left[1])
-
-
-def test_text_is_escaped_and_tables_keep_their_order() -> None:
-    table = Table(("name", "value"), (("<b>", "1"), ("b", "2")), "a & b", strong=(1,))
-    html = render("<i>t</i>", "lead", [Section("s", ["1 < 2", table])], "end")
-    assert "<i>" not in html
-    assert "<b>" not in html
-    assert "1 &lt; 2" in html
-    assert "a &amp; b" in html
-    assert html.index(">1<") < html.index(">2<")
-    assert html.count('class="strong"') == 1
