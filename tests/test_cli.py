@@ -159,11 +159,11 @@ def test_version() -> None:
 def test_a_smoke_test_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def study(out: Path, **_: Any) -> str:
+    def study(self: Any, scale: Any, out: Path, **_: Any) -> str:
         seen.append(str(out))
         return "table"
 
-    monkeypatch.setattr("vspair.studies.gaussian.study.reproduce", study)
+    monkeypatch.setattr("vspair.studies.study.Study.reproduce", study)
     for arguments in ([], ["--smoke"], ["--smoke", "--out", "mine"]):
         done = CliRunner().invoke(app, ["reproduce", "gaussian", *arguments])
         assert done.exit_code == 0, done.output
@@ -192,7 +192,7 @@ def test_a_stopped_fit_says_how_to_continue(files: Path, tmp_path: Path) -> None
     ("command", "work", "message"),
     [
         ("demo", "vspair.studies.demo.study.demo", "starts anew"),
-        ("reproduce gaussian", "vspair.studies.gaussian.study.reproduce", "starts anew"),
+        ("reproduce gaussian", "vspair.studies.study.Study.reproduce", "continues"),
         ("invert run y.npy --out p.npz", "vspair.runs.load", "Nothing was written"),
         ("fit --x x.npy --y y.npy --out new", "vspair.data.load_array", "Stopped before"),
     ],

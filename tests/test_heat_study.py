@@ -1,6 +1,8 @@
-"""The heat study at a scale of seconds, and its parts against answers computed another way."""
+"""The heat study at a scale of seconds, and its floors against answers computed another way."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +14,20 @@ from typer.testing import CliRunner
 from vspair import config as configs
 from vspair.cli import app
 from vspair.codes import SpikeSlab
+from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.evaluation import score_method, scores
+from vspair.methods import ShiftRidge, Tikhonov
 from vspair.model import InverseModel, build
-from vspair.posterior import LatentPosterior
+from vspair.posterior import LatentPosterior, SamplePosterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Run
 from vspair.studies.factors import STEPS, leading, perturbed
-from vspair.studies.heat import study
-from vspair.studies.heat.figures import FILE
-from vspair.studies.heat.measures import (
-    answer_with_shifts,
-    best_penalty,
-    floors,
-    measure,
-    share_inside,
-)
-from vspair.training.side_by_side import MOST_LANES
+from vspair.studies.heat.study import FLOORS, PROBLEM, SMOKE, STUDY, Case, Scale
+from vspair.studies.heat.tables import PAPER, PRESETS, TABLES
+from vspair.studies.study import Study
 
-FEW = study.Scale(train=24, test=6, samples=30, epochs=1, small=True)
+FEW = Scale(train=24, test=6, samples=30, epochs=1, seeds=1, small=True)
 FIGURES = {
     "reconstruction_paper", "reconstruction_calibrated", "perturbation_paper",
     "perturbation_calibrated", "uncertainty_error", "source", "noise",
@@ -37,13 +35,27 @@ FIGURES = {
 
 
 def tiny(preset: str = "calibrated") -> InverseModel:
-    return build(study.Job(preset).config(study.SMOKE).model, (16, 16), (16, 16))
+    return build(SMOKE.config(preset).model, (16, 16), (16, 16))
+
+
+def reproduce(
+    folder: Path, scale: Scale = FEW, figures: bool = False, **options: Any
+) -> str | None:
+    study = STUDY if figures else replace(STUDY, draw=lambda numbers, folder: [])
+    where: dict[str, Any] = {"out": folder / "out", "folder": folder / "runs", "device": "cpu"}
+    return study.reproduce(scale, **where, **options)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    found = json.loads((folder / "out" / "summary.json").read_text())
+    assert found["scale"]["paper_scale"] is False
+    return list(found["rows"])
 
 
 # -- settings -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", study.PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_configurations_are_the_papers(preset: str) -> None:
     c = configs.shipped(f"heat-{preset}")
     assert (c.model.x_size, c.model.y_size) == (512, 512)
@@ -66,26 +78,19 @@ def test_configurations_are_the_papers(preset: str) -> None:
 
 
 def test_the_fields_have_the_size_that_is_documented() -> None:
-    x, y = study.PROBLEM.pairs(3000, seed=7)
+    x, y = PROBLEM.pairs(3000, seed=7)
     assert x.var() == pytest.approx(1.77, rel=0.03)
     assert (x - y).square().mean() == pytest.approx(0.12, rel=0.03)
-    assert (study.PROBLEM.kappa, study.PROBLEM.time, study.PROBLEM.size) == (0.02, 3.0, 16)
-
-
-def test_the_plan_fits_side_by_side() -> None:
-    jobs = study.plan(3)
-    assert len(jobs) == len({job.label for job in jobs}) == 12 <= MOST_LANES
-    assert sum(job.noise == 0 for job in jobs) == 6
-    assert {job.noise for job in jobs} == {0, 0.01, 0.05, 0.1}
+    assert (PROBLEM.kappa, PROBLEM.time, PROBLEM.size) == (0.02, 3.0, 16)
 
 
 def test_noise_changes_observations_and_not_fields() -> None:
-    (_, clean, _), (problem, noisy, test) = (study.draw(n, 3, FEW) for n in (0.0, 0.1))
-    assert torch.equal(clean.x, noisy.x)
-    assert problem.noise == 0.1
-    deviation = (noisy.y - clean.y).std() / clean.y.std()
+    clean, noisy = (Case(noise, 3, FEW) for noise in (0.0, 0.1))
+    assert torch.equal(clean.train.x, noisy.train.x)
+    assert noisy.problem.noise == 0.1
+    deviation = (noisy.train.y - clean.train.y).std() / clean.train.y.std()
     assert deviation == pytest.approx(0.1, rel=0.1)
-    assert (len(noisy.x), len(test.x), len(test.source)) == (24, 6, 6)
+    assert (len(noisy.train), len(noisy.pairs[1].x), len(noisy.pairs[1].source)) == (24, 6, 6)
 
 
 # -- floors ---------------------------------------------------------------------------------
@@ -97,55 +102,58 @@ def dense(problem: HeatProblem) -> Tensor:
     return problem.forward(unit).flatten(1).T
 
 
+def errors(case: Case) -> dict[str, float]:
+    """Return the MSE of every floor."""
+    x, y, _ = case.pairs[1]
+    found = {name: score_method(make(case), x, y) for name, make in FLOORS.items()}
+    return {name: float(each["mse_mean"].mean()) for name, each in found.items()}
+
+
 def test_the_wiener_floor_is_the_best_linear_answer_of_dense_algebra() -> None:
     """Build the stationary covariance from shifted fields, and solve the normal equations."""
-    problem, train, test = study.draw(0.05, 0, study.Scale(train=60, test=9))
-    x, mean = train.x.double(), train.x.double().mean()
-    moved = torch.stack(
-        [torch.roll(x - mean, (i, j), (1, 2)) for i in range(16) for j in range(16)]
-    )
-    centred = moved.reshape(-1, 256)
-    covariance = centred.T @ centred / len(centred)
-    operator = dense(problem)
-    noise = 0.05 * problem.forward(x).std()
+    case = Case(0.05, 0, Scale(train=60, test=9))
+    x, mean = case.train.x.double(), case.train.x.double().mean()
+    moved = [torch.roll(x - mean, (i, j), (1, 2)) for i in range(16) for j in range(16)]
+    centred = torch.stack(moved).reshape(-1, 256)
+    covariance, operator = centred.T @ centred / len(centred), dense(case.problem)
+    noise = 0.05 * case.problem.forward(x).std()
     system = operator @ covariance @ operator.T + noise**2 * torch.eye(256, dtype=torch.float64)
     gain = torch.linalg.solve(system, operator @ covariance).T
-    answer = mean + (test.y.double().flatten(1) - mean) @ gain.T
-    expected = (answer - test.x.double().flatten(1)).square().mean()
-    found = floors(problem, train, test)
+    truth, seen, _ = case.pairs[1]
+    answer = mean + (seen.double().flatten(1) - mean) @ gain.T
+    expected = (answer - truth.double().flatten(1)).square().mean()
+    found = errors(case)
     assert found["wiener"] == pytest.approx(float(expected), rel=1e-6)
     assert found["wiener"] < found["tikhonov"] < found["trivial-y"] < found["exact"]
 
 
-def test_the_tikhonov_floor_solves_its_least_squares_problem() -> None:
-    problem, train, test = study.draw(0.1, 0, study.Scale(train=40, test=9))
-    penalty = best_penalty(problem, train)
-    operator = dense(problem)
-    eye = torch.eye(256, dtype=torch.float64)
-    y = test.y.double().flatten(1)
-    answer = torch.linalg.solve(operator.T @ operator + penalty * eye, operator.T @ y.T).T
-    expected = (answer - test.x.double().flatten(1)).square().mean()
-    assert floors(problem, train, test)["tikhonov"] == pytest.approx(float(expected), rel=1e-6)
-    for other in (penalty / 10, penalty * 10):
-        errors = [(problem.invert(train.y, p) - train.x).square().mean() for p in (penalty, other)]
-        assert errors[0] < errors[1]
+def test_the_tikhonov_floor_has_the_best_penalty_and_solves_its_problem() -> None:
+    case = Case(0.1, 0, Scale(train=40, test=9))
+    method, operator = Tikhonov.best(case.problem, case.train), dense(case.problem)
+    system = operator.T @ operator + method.penalty * torch.eye(256, dtype=torch.float64)
+    y = case.pairs[1].y
+    answer = torch.linalg.solve(system, operator.T @ y.double().flatten(1).T).T
+    assert torch.allclose(method(y).double().flatten(1), answer, atol=1e-5)
+    x, y = case.train.x, case.train.y
+    for other in (method.penalty / 10, method.penalty * 10):
+        assert (method(y) - x).norm() < (Tikhonov(case.problem, other)(y) - x).norm()
 
 
 def test_ridge_with_shifts_is_least_squares_over_all_shifts() -> None:
     problem = HeatProblem(size=8, modes=2, noise=0.3)
-    train, test = (problem.pairs_with_source(n, seed=n) for n in (6, 3))
+    train, test = (Pairs(*problem.pairs(n, seed=n)) for n in (6, 3))
     every = [(a, b) for a in range(8) for b in range(8)]
     x, y = (
         torch.cat([t.double().roll(s, (1, 2)).flatten(1) for s in every])
         for t in (train.x, train.y)
     )
-    dense = test.y.double().flatten(1) @ torch.linalg.lstsq(y, x, driver="gelsd").solution
-    answer = answer_with_shifts(train, test.y)
-    assert torch.allclose(answer.double().flatten(1), dense, atol=1e-4)
+    expected = test.y.double().flatten(1) @ torch.linalg.lstsq(y, x, driver="gelsd").solution
+    answer = ShiftRidge(train)(test.y)
+    assert torch.allclose(answer.double().flatten(1), expected, atol=1e-4)
 
 
 def test_without_noise_the_equation_is_inverted_to_rounding() -> None:
-    found = floors(*study.draw(0.0, 0, study.Scale(train=400, test=9)))
+    found = errors(Case(0.0, 0, Scale(train=400, test=9)))
     assert max(found[name] for name in ("exact", "tikhonov", "wiener")) < 1e-9
     assert found["ridge"] < 0.01 * found["trivial-y"]
     assert found["trivial-mean"] > 1
@@ -154,33 +162,18 @@ def test_without_noise_the_equation_is_inverted_to_rounding() -> None:
 # -- measures -------------------------------------------------------------------------------
 
 
-def test_the_share_inside_a_region() -> None:
-    variance = torch.ones(2, 16, 16)
-    variance[1, :4, :4] = 9.0
-    region = torch.zeros(2, 16, 16, dtype=torch.bool)
-    region[:, :4, :4] = True
-    expected = torch.tensor([1 / 16, 9 * 16 / (240 + 9 * 16)], dtype=torch.float64)
-    torch.testing.assert_close(share_inside(variance, region), expected)
-
-
-def test_variance_on_the_source_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the posterior's samples by the truth plus noise inside the disc."""
-    _, _, test = study.draw(0.0, 0, study.Scale(test=12))
-    disc = test.source.disc(16)
-
-    def sample(self: LatentPosterior, n: int, generator: Any = None) -> Tensor:
-        return test.x + disc * torch.randn(n, *test.x.shape, generator=generator)
-
-    monkeypatch.setattr(LatentPosterior, "sample", sample)
-    row, images = measure(tiny(), test, samples=200)
-    assert row["variance_inside"] == pytest.approx(1)
-    assert row["area_inside"] == pytest.approx(float(disc.double().mean()))
-    assert row["variance"] == pytest.approx(row["area_inside"], rel=0.05)
-    assert row["mse"] == pytest.approx(row["mse_mean"] + row["variance"] * 199 / 200, rel=1e-4)
-    assert row["relative_mse"] == pytest.approx(row["mse"] / float(test.x.var()), rel=1e-4)
-    assert row["uncertainty_error_r"] > 0.9
-    assert row["coverage_90"] == pytest.approx(1 - 0.1 * row["area_inside"], abs=0.02)
-    assert images["mse"].shape == (12,)
+def test_variance_on_the_source_is_found_there() -> None:
+    """Score samples that are the truth plus noise inside the disc."""
+    x, _, source = Case(0.0, 0, Scale(test=12)).pairs[1]
+    disc = source.disc(16)
+    post = SamplePosterior(x + disc * torch.randn(200, *x.shape))
+    found = {k: float(v.mean()) for k, v in scores(post, x, samples=200, region=disc).items()}
+    assert [found["variance_inside"], found["error_inside"]] == pytest.approx([1, 1])
+    assert found["area_inside"] == pytest.approx(float(disc.double().mean()))
+    assert found["variance"] == pytest.approx(found["area_inside"], rel=0.05)
+    total = found["mse_mean"] + found["variance"] * 199 / 200
+    assert found["mse_sample"] == pytest.approx(total, rel=1e-4)
+    assert found["coverage_90"] == pytest.approx(1 - 0.1 * found["area_inside"], abs=0.02)
 
 
 def test_leading_factors_vary_and_are_open() -> None:
@@ -188,14 +181,12 @@ def test_leading_factors_vary_and_are_open() -> None:
     mu[:, 1], mu[:, 2], mu[:, 4] = (s * torch.arange(5.0) for s in (1, 3, 2))
     omega = torch.full((5, 6), 0.9)
     omega[:, 2] = 0.2
-    code = SpikeSlab.of(mu, torch.zeros(5, 6), omega)
-    post = LatentPosterior(tiny(), code)
+    post = LatentPosterior(tiny(), SpikeSlab.of(mu, torch.zeros(5, 6), omega))
     assert leading(post, k=2).tolist() == [4, 1]
 
 
 def test_perturbed_codes_are_moved_by_sigma() -> None:
-    model = tiny()
-    post = model.posterior(torch.randn(3, 16, 16))
+    post = tiny().posterior(torch.randn(3, 16, 16))
     centre, change = perturbed(post, torch.arange(3), torch.tensor([2, 5]))
     assert change.shape == (3, 2, 5, 16, 16)
     assert float(change[:, :, STEPS.index(0.0)].abs().max()) < 1e-6 < float(change.abs().max())
@@ -209,49 +200,95 @@ def test_perturbed_codes_are_moved_by_sigma() -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stop the study at once, then continue it to its end."""
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heat")
-    more: dict[str, Any] = {"folder": folder / "runs", "seeds": 1, "scale": FEW, "device": "cpu"}
-    assert study.reproduce(folder / "out", minutes=1e-9, **more) is None
-    assert len(list((folder / "runs").iterdir())) == 8
-    assert not (folder / "out" / "summary.json").exists()
-    assert study.reproduce(folder / "out", command="test", **more) is not None
+    assert reproduce(folder, figures=True) is not None
     return folder
 
 
-def test_it_stops_in_time_and_continues(results: Path) -> None:
-    for job in study.plan(1):
-        assert [row["epoch"] for row in Run(results / "runs" / job.label).metrics()] == [1]
+def test_stopped_and_continued_it_gives_the_same(unbroken: Path, tmp_path: Path) -> None:
+    for minutes in (1e-9, 0.005, 0.01, 0.02):
+        if reproduce(tmp_path, minutes=minutes, only="train,answers") is None:
+            assert not (tmp_path / "out").exists()
+    assert reproduce(tmp_path, only="train") == "Done: train."
+    assert reproduce(tmp_path) is not None
+    for found, expected in zip(rows(tmp_path), rows(unbroken), strict=True):
+        # Of the floors, the last bits depend on where memory lies.
+        near = expected["value"] if expected.get("preset") else pytest.approx(expected["value"])
+        assert found["value"] == near
+        assert found | {"value": 0} == expected | {"value": 0}
 
 
-def test_it_writes_every_row(results: Path) -> None:
-    summary = json.loads((results / "out" / "summary.json").read_text())
+def test_a_second_call_makes_nothing(unbroken: Path) -> None:
+    def written() -> dict[Path, float]:
+        files = [p for p in (unbroken / "runs").rglob("*") if p.is_file()]
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    before = written()
+    assert reproduce(unbroken, only="train,answers") == "Done: train, answers."
+    assert written() == before
+
+
+def test_floors_and_models_stand_side_by_side(unbroken: Path) -> None:
     found = {
-        (r["model"], r.get("preset", ""), r["condition"], r["metric"]): r for r in summary["rows"]
+        (r["model"], r.get("preset", ""), r["condition"], r["metric"]): r for r in rows(unbroken)
     }
     for noise in ("0", "0.01", "0.05", "0.1"):
-        for model in ("exact", "tikhonov", "wiener", "ridge", "trivial-y", "trivial-mean"):
-            assert found[model, "", f"noise={noise}", "mse_mean"]["value"] >= 0
-        for preset in study.PRESETS:
-            for metrics in study.TABLES.values():
-                for metric in metrics:
-                    assert ("vsPAIR", preset, f"noise={noise}", metric) in found
-    assert {k: found["vsPAIR", "paper", "noise=0", k]["paper"] for k in study.PAPER} == study.PAPER
-    assert summary["scale"]["paper_scale"] is False
+        for name in FLOORS:
+            for metric in ("mse_mean", "mse_mean_first", "crps", "error_inside"):
+                assert found[name, "", f"noise={noise}", metric]["value"] >= 0
+        for preset in PRESETS:
+            for metric in (metric for metrics in TABLES.values() for metric in metrics):
+                assert ("vsPAIR", preset, f"noise={noise}", metric) in found
+    assert {k: found["vsPAIR", "paper", "noise=0", k]["paper"] for k in PAPER} == PAPER
+    text = (unbroken / "out" / "README.md").read_text()
+    for words in (
+        "(paper 0.071)",
+        "| 10 % |",
+        "24 training and 6 test pairs, 1 epochs in float32",
+    ):
+        assert words in text
 
 
-def test_it_writes_tables_and_figures(results: Path) -> None:
-    text = (results / "out" / "README.md").read_text()
-    assert "(paper 0.071)" in text
-    assert "| 10 % |" in text
-    assert "They differ in more than the objective" in text
-    seeds = json.loads((results / "out" / "seeds.json").read_text())
-    assert list(seeds) == [job.label for job in study.plan(1)]
-    assert all(row["mse_mean"] > 0 for row in seeds.values())
-    for name in FIGURES:
-        assert f"({name}.png)" in text
-        assert (results / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+def test_the_report_needs_kept_answers_alone(unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken / "runs" / "answers", tmp_path / "runs" / "answers")
+    shutil.copy(unbroken / "runs" / "records.json", tmp_path / "runs")
+    assert reproduce(tmp_path, Scale(), only="report") is not None
+    for name in ("summary.json", "figures.npz"):
+        assert (tmp_path / "out" / name).read_bytes() == (unbroken / "out" / name).read_bytes()
+
+
+def test_more_seeds_continue_and_other_scales_are_refused(unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken / "runs", tmp_path / "runs")
+    for other in (replace(FEW, epochs=2), replace(FEW, train=20)):
+        with pytest.raises(VspairError, match="--runs"):
+            reproduce(tmp_path, other)
+    more = replace(FEW, seeds=2)
+    assert reproduce(tmp_path, more, only="train") == "Done: train."
+    assert reproduce(tmp_path, more) is not None
+    seeds = {r["seeds"] for r in rows(tmp_path) if r["metric"] == "crps"}
+    assert seeds == {1, 2}
+
+
+def test_answers_need_trainings(tmp_path: Path) -> None:
+    with pytest.raises(VspairError, match="train"):
+        reproduce(tmp_path, only="answers")
+
+
+def test_one_preset_is_trained_alone_and_in_bfloat16(tmp_path: Path) -> None:
+    text = reproduce(tmp_path, replace(FEW, seeds=2, preset="paper", precision="bfloat16"))
+    assert text is not None
+    assert sorted(p.name for p in (tmp_path / "runs").glob("paper-*")) == [
+        "paper-noise0-0",
+        "paper-noise0-1",
+    ]
+    assert Run(tmp_path / "runs" / "paper-noise0-1").config.training.precision == "bfloat16"
+    assert "epochs in bfloat16" in text
+    assert "vsPAIR (calibrated)" not in text
+    assert "noise.png" not in text
+
+
+# -- the command ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,7 +296,7 @@ def test_it_writes_tables_and_figures(results: Path) -> None:
     [
         ([], "results/heat"),
         (["--fast"], "results/heat"),
-        (["--only", "paper"], "results/heat-part"),
+        (["--preset", "paper"], "results/heat-part"),
         (["--epochs", "3"], "results/heat-part"),
         (["--smoke"], "results/heat-smoke"),
     ],
@@ -268,14 +305,14 @@ def test_smaller_runs_do_not_replace_the_whole_study(
     flags: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Path] = []
-    monkeypatch.setattr(study, "reproduce", lambda out, **_: seen.append(out))
+    monkeypatch.setattr(Study, "reproduce", lambda self, scale, out, **_: seen.append(out))
     done = CliRunner().invoke(app, ["reproduce", "heat", *flags])
     assert done.exit_code == 0, done.output
     assert seen == [Path(folder)]
 
 
-def test_redrawing_gives_the_same_pictures(results: Path) -> None:
-    out = results / "out"
+def test_redrawing_gives_the_same_pictures(unbroken: Path) -> None:
+    out = unbroken / "out"
     before = {name: (out / f"{name}.png").read_bytes() for name in FIGURES}
     for name in FIGURES:
         (out / f"{name}.png").unlink()
@@ -283,36 +320,20 @@ def test_redrawing_gives_the_same_pictures(results: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.count("Drew") == len(FIGURES)
     assert {name: (out / f"{name}.png").read_bytes() for name in FIGURES} == before
+    text = (out / "README.md").read_text()
+    assert all(f"({name}.png)" in text for name in FIGURES)
 
 
-def test_other_settings_need_other_runs(results: Path) -> None:
-    other = study.Scale(train=24, test=6, epochs=2, small=True)
-    with pytest.raises(VspairError, match="--runs"):
-        study.train([study.Job("paper")], results / "runs", scale=other, device="cpu")
-    assert study.train([study.Job("paper")], results / "runs", scale=FEW, device="cpu")
-
-
-def test_one_preset_is_trained_alone_and_in_bfloat16(tmp_path: Path) -> None:
-    where: dict[str, Any] = {"folder": tmp_path / "runs", "scale": FEW, "device": "cpu"}
-    text = study.reproduce(tmp_path / "out", seeds=2, only="paper", fast=True, **where)
-    assert text is not None
-    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
-        "paper-noise0-0",
-        "paper-noise0-1",
-    ]
-    assert Run(tmp_path / "runs" / "paper-noise0-1").config.training.precision == "bfloat16"
-    assert "epochs in bfloat16" in text
-    assert "vsPAIR (calibrated)" not in text
-    assert "noise.png" not in text
-    assert text.count("\n- Better with ") == 1
-
-
-def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(VspairError, match=r"only = 'papr': expected one of paper, calibrated"):
-        study.plan(1, "papr")
-
-
-def test_drawing_needs_saved_numbers(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["reproduce", "heat", "--draw", "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--only", "papr"], "only = 'papr': expected some of train, answers, report"),
+        (["--smoke", "--epochs", "2"], "--smoke has a scale of its own: leave out --epochs"),
+        (["--draw"], "figures.npz"),
+    ],
+)
+def test_mistakes_are_named(flags: list[str], words: str, tmp_path: Path) -> None:
+    where = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, ["reproduce", "heat", *flags, *where])
     assert isinstance(done.exception, VspairError)
-    assert FILE in str(done.exception)
+    assert words in str(done.exception)

@@ -344,7 +344,10 @@ def program(
             "--set objective.beta0=1 --preset paper --config c.toml",
             "--preset paper beside --config c.toml: leave out one of them.",
         ),
-        ("--set objective.beta0=1 --metric nnz", "metric = 'nnz': expected one of mse_mean, mse_sample,"),
+        (
+            "--set objective.beta0=1 --metric nnz",
+            "metric = 'nnz': expected one of mse_mean, mse_sample,",
+        ),
         ("--set objective.beta0=1 --held-out 0", "held_out = 0.0"),
         ("--set objective.beta0=1 --held-out nan", "held_out = nan"),
         ("--set objective.beta0=1 --jobs 0", "'--jobs'"),

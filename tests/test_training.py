@@ -24,10 +24,11 @@ from vspair.fitting import (
     start_training,
     suggest_settings,
 )
+from vspair.metrics import sample_moments
 from vspair.model import PairedAutoencoder
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
-from vspair.studies.gaussian.study import measure, moments
+from vspair.studies.gaussian.study import exact_distances
 from vspair.training.interrupts import Interrupted
 from vspair.training.side_by_side import train_side_by_side
 from vspair.training.trainer import Trainer
@@ -319,7 +320,7 @@ def test_the_default_posterior_is_near_the_exact_one() -> None:
     unseen = problem.observe(100, torch.Generator().manual_seed(2))
     post = model.posterior(unseen.float())
     samples = post.sample(2000, torch.Generator().manual_seed(3)).double()
-    found = measure(problem, *moments(samples), unseen)
+    found = exact_distances(problem, *sample_moments(samples), unseen)
     assert found["kl_exact"] < 0.08
     assert 0.9 < found["trace_ratio"] < 1.15
     assert abs(float(post.active().double().sum(-1).mean()) - 2) < 0.1

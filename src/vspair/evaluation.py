@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vspair.metrics import (
     energy_score,
     pearson,
     psnr,
+    share_inside,
     ssim,
 )
 from vspair.model import InverseModel
@@ -35,8 +37,8 @@ from vspair.runs.files import atomically
 
 __all__ = ["answer_seconds", "evaluate", "excess", "invert", "score_method", "scores"]
 
-WITH_NOISE = ("crps", "coverage_90", "beyond_2_std")
-"""The scores that are also given of samples with the decoder's noise."""
+WITH_NOISE = ("crps", "coverage_", "beyond_")
+"""How the scores begin that are also given of samples with the decoder's noise."""
 
 
 def _generator(device: torch.device, seed: int) -> Generator:
@@ -62,17 +64,27 @@ def excess(estimate: Tensor, std: Tensor, x: Tensor, deviations: float = 2.0) ->
     return ((estimate - x).abs() - deviations * std).clamp(min=0)
 
 
-def _spread_scores(samples: Tensor, mean: Tensor, x: Tensor) -> dict[str, Tensor]:
+def _spread_scores(
+    samples: Tensor, mean: Tensor, x: Tensor, levels: Sequence[float]
+) -> dict[str, Tensor]:
     """Return the scores that need at least two different samples (n, B, *x_shape)."""
     std = samples.std(0)
-    beyond = excess(mean, std, x)
-    return {
-        "coverage_90": coverage(*central_interval(samples, 0.9), x),
+    inside = {f"coverage_{100 * v:g}": coverage(*central_interval(samples, v), x) for v in levels}
+    return inside | {
         "variance": _entries_mean(std.square()),
         "deviation": _entries_mean(std),
-        "beyond_2_std": _entries_mean(beyond > 0),
-        "excess_2_std": _entries_mean(beyond),
+        "beyond_2_std": _entries_mean(excess(mean, std, x) > 0),
+        "beyond_4_std": _entries_mean(excess(mean, std, x, 4) > 0),
+        "excess_2_std": _entries_mean(excess(mean, std, x)),
     }
+
+
+def _region_scores(samples: Tensor, mean: Tensor, x: Tensor, region: Tensor) -> dict[str, Tensor]:
+    """Return the shares of area, squared error and variance inside a region (B, *x_shape)."""
+    maps = {"area": torch.ones_like(x), "error": (mean - x).square()}
+    if len(samples) > 1:
+        maps["variance"] = samples.var(0)
+    return {f"{name}_inside": share_inside(values, region) for name, values in maps.items()}
 
 
 def _code_scores(post: LatentPosterior, x: Tensor, generator: Generator) -> dict[str, Tensor]:
@@ -91,6 +103,8 @@ def scores(
     *,
     samples: int = 50,
     generator: Generator | None = None,
+    levels: Sequence[float] = (0.9,),
+    region: Tensor | None = None,
     image_quality: bool = False,
 ) -> dict[str, Tensor]:
     """Return one value an observation for each metric that is defined, with shape (B,).
@@ -100,11 +114,13 @@ def scores(
         x: The truths, with shape (B, *x_shape).
         samples: How many samples it is judged by.
         generator: Samples, on the posterior's device.
+        levels: The central intervals whose coverage is measured.
+        region: Entries whose share of error, variance and area is added, bool (B, *x_shape).
         image_quality: Whether to add PSNR and SSIM, for images of shape (H, W).
 
     Returns:
-        ``mse_mean``, ``mse_sample``, ``crps`` and ``energy_score`` of any posterior;
-        ``coverage_90``, ``variance``, ``deviation``, ``beyond_2_std`` and ``excess_2_std`` where
+        ``mse_mean``, ``mse_sample``, ``crps`` and ``energy_score`` of any posterior; coverage,
+        ``variance``, ``deviation``, ``beyond_2_std``, ``beyond_4_std`` and ``excess_2_std`` where
         it has spread and there are two samples or more; ``mse_code`` where it is decoded from a
         code, and ``active`` and ``nnz`` where that has gates.
     """
@@ -119,7 +135,9 @@ def scores(
         "energy_score": energy_score(drawn, x),
     }
     if len(drawn) > 1:
-        found |= _spread_scores(drawn, mean, x)
+        found |= _spread_scores(drawn, mean, x, levels)
+    if region is not None:
+        found |= _region_scores(drawn, mean, x, region.to(x.device))
     if image_quality:
         found |= {"psnr": psnr(mean, x), "ssim": ssim(mean, x), "ssim_sample": ssim(drawn[0], x)}
     if isinstance(posterior, LatentPosterior):
@@ -137,6 +155,8 @@ def score_method(
     samples: int = 50,
     seed: int = 0,
     chunk: int = 64,
+    levels: Sequence[float] = (0.9,),
+    region: Tensor | None = None,
     image_quality: bool = False,
 ) -> dict[str, Tensor]:
     """Return the scores of a method on test pairs, one value a pair, float64 on the CPU, (N,).
@@ -148,6 +168,8 @@ def score_method(
         samples: Posterior samples for each observation.
         seed: Fixes the samples.
         chunk: Observations that are treated at once.
+        levels: The central intervals whose coverage is measured.
+        region: Entries whose share of error, variance and area is added, bool (N, *x_shape).
         image_quality: Whether to add PSNR and SSIM.
 
     Returns:
@@ -155,14 +177,15 @@ def score_method(
         include the decoder's noise.
     """
     generator, parts = None, []
-    for truth, seen in zip(x.split(chunk), y.split(chunk), strict=True):
-        post = method.posterior(seen)
+    for rows in torch.arange(len(x)).split(chunk):
+        post, truth = method.posterior(y[rows]), x[rows]
         generator = generator or _generator(post.device, seed)
-        how: dict[str, Any] = {"samples": samples, "generator": generator}
-        row = scores(post, truth, **how, image_quality=image_quality)
+        how: dict[str, Any] = {"samples": samples, "generator": generator, "levels": levels}
+        inside = None if region is None else region[rows]
+        row = scores(post, truth, **how, region=inside, image_quality=image_quality)
         if isinstance(post, LatentPosterior) and not post.noise:
             noisy = scores(LatentPosterior(post.model, post.code, noise=True), truth, **how)
-            row |= {f"{name}_with_noise": noisy[name] for name in WITH_NOISE if name in noisy}
+            row |= {f"{k}_with_noise": v for k, v in noisy.items() if k.startswith(WITH_NOISE)}
         parts.append({name: values.double().cpu() for name, values in row.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 

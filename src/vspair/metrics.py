@@ -24,6 +24,8 @@ __all__ = [
     "gaussian_w2",
     "pearson",
     "psnr",
+    "sample_moments",
+    "share_inside",
     "ssim",
 ]
 
@@ -113,6 +115,17 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum() / (a.norm() * b.norm())
 
 
+def share_inside(values: Tensor, region: Tensor) -> Tensor:
+    """Return the share of each map's total that lies inside a region, float64 with shape (B,).
+
+    Arguments:
+        values: Maps of numbers that are not negative, such as variances, with shape (B, *shape).
+        region: Which entries are inside, bool (B, *shape).
+    """
+    flat = values.flatten(1).double()
+    return (flat * region.flatten(1)).sum(1) / flat.sum(1)
+
+
 def _span(x: Tensor, span: float | None) -> Tensor:
     """Return the range of values, given or that of each truth (B, *shape), with shape (B,)."""
     flat = x.flatten(1).double()
@@ -171,6 +184,13 @@ def ssim(estimate: Tensor, x: Tensor, span: float | None = None, window: int = 7
     top = (2 * mean_a * mean_b + small) * (2 * cov + large)
     bottom = (mean_a**2 + mean_b**2 + small) * (var_a + var_b + large)
     return (top / bottom).mean((1, 2))
+
+
+def sample_moments(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean (B, n) and covariance (B, n, n) of samples (N, B, n)."""
+    mean = samples.mean(0)
+    centred = samples - mean
+    return mean, torch.einsum("nbi,nbj->bij", centred, centred) / (len(samples) - 1)
 
 
 def gaussian_kl(mean: Tensor, cov: Tensor, mean_p: Tensor, cov_p: Tensor) -> Tensor:

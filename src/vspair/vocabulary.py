@@ -78,7 +78,9 @@ _REGIONS = {
     "localization_mean": Metric("", "mean ratio of the best localised factor"),
     "localization_corrupted_mse": Metric("data²", "its mean squared change inside the region"),
     "localization_without": Metric("images", "images without an always active factor"),
-    "variance_inside": Metric("", "share of s² inside the two-sigma disc of the heat source"),
+    "variance_inside": Metric(
+        "", "share of s² inside a region, such as the disc of the heat source"
+    ),
     "error_inside": Metric("", "share of (m - x)² inside it"),
     "area_inside": Metric("", "share of the area inside it"),
 }
@@ -90,6 +92,9 @@ _EXACT = {
     "energy_exact": Metric("data", "energy distance of 500 samples to 500 exact ones"),
     "trace_ratio": Metric("", "trace of Cov X over that of the exact covariance"),
     "alignment": Metric("", "mean |cosine| of active directions with the nearest eigenvector"),
+    "theorem_mean": Metric("", "||E[Z | y] - theorem 1's|| over the norm of the latter"),
+    "theorem_variances": Metric("", "mean relative error of the variances of Z given y to it"),
+    "theorem_covariance": Metric("", "||Cov(Z | y) - theorem 1's|| over the norm of the latter"),
 }
 
 _COSTS = {

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -84,16 +84,6 @@ def refuse_scale_beside_smoke(smoke: bool, given: dict[str, Any], plain: Any) ->
         raise VspairError(f"--smoke has a scale of its own: leave out {', '.join(changed)}.")
 
 
-def drew(paths: list[Path]) -> None:
-    for path in paths:
-        say(f"Drew {path}.")
-
-
-def places(name: str, out: Path | None, runs: Path | None) -> tuple[Path, Path]:
-    """Return the folders of a study's results and trainings, by its name where not given."""
-    return out or Path("results", name), runs or Path("runs", name)
-
-
 def ct_name(name: str, real: bool, smoke: bool, part: bool = False) -> str:
     """Return what the folders of a CT study are called, so that none replaces a whole study's."""
     if smoke:
@@ -109,37 +99,26 @@ def of_real_slices(data_dir: Path | None, runs: Path | None, only: str) -> bool:
     return data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
 
 
-def told(text: str | None) -> None:
-    """Say what a study found, or that it was stopped in time."""
-    say(text or "Stopped in time. The same command continues.")
-
-
 @reproduce.command()
-@stoppable("Stopped. The next 'vspair reproduce' starts anew.")
+@stoppable("Stopped. The same command continues from the last checkpoints.")
 def gaussian(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where to write tables and figures: results/gaussian, and with --smoke "
-            "results/gaussian-smoke, where not given."
-        ),
-    ] = None,
+    out: Results = None,
+    runs: Runs = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many problems and trainings.")] = 10,
+    only: Annotated[
+        str, typer.Option(help="Some of models,conventions,theorem,report with commas between.")
+    ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 2,
+    minutes: Minutes = 0.0,
     smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes.")] = False,
     draw: Draw = False,
 ) -> None:
     """Section 4.1: a linear Gaussian problem whose posterior is known in closed form."""
-    from vspair.studies.gaussian.study import redraw
-    from vspair.studies.gaussian.study import reproduce as run
+    from vspair.studies.gaussian.study import SMOKE, STUDY, Scale
 
-    if out is None:
-        out = Path("results/gaussian-smoke" if smoke else "results/gaussian")
-    if draw:
-        drew(redraw(out))
-        return
-    say(run(out, seeds=seeds, jobs=jobs, smoke=smoke))
-    say(f"Saved {out}.")
+    scale = replace(SMOKE if smoke else Scale(), seeds=seeds)
+    how: dict[str, Any] = {"only": only, "jobs": jobs, "minutes": minutes, "device": "cpu"}
+    run_study(STUDY, scale, "gaussian" + "-smoke" * smoke, out, runs, draw, show=True, **how)
 
 
 Digits = Annotated[
@@ -210,7 +189,10 @@ def heat(
     runs: Runs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds without noise; with noise one.")] = 3,
     only: Annotated[
-        str, typer.Option(help="One preset, without noise: paper or calibrated.")
+        str, typer.Option(help="Some of train,answers,report with commas between them.")
+    ] = "",
+    preset: Annotated[
+        Literal["", "paper", "calibrated"], typer.Option(help="One preset alone, without noise.")
     ] = "",
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 1,250.")] = 0,
     minutes: Minutes = 0.0,
@@ -220,25 +202,15 @@ def heat(
     draw: Draw = False,
 ) -> None:
     """Section 4.4: what a heat map was before, with floors that are given the equation."""
-    from vspair.studies.heat.figures import redraw
-    from vspair.studies.heat.study import SMOKE, Scale
-    from vspair.studies.heat.study import reproduce as run
+    from vspair.studies.heat.study import SMOKE, STUDY, Scale
 
-    part = not smoke and (epochs > 0 or bool(only))
-    out, runs = places("heat" + "-smoke" * smoke + "-part" * part, out, runs)
-    if draw:
-        drew(redraw(out))
-        return
-    command = f"vspair reproduce heat --seeds {seeds}"
-    command += f" --only {only}" if only else ""
-    command += (f" --epochs {epochs}" if epochs and not smoke else "") + " --smoke" * smoke
-    command += " --fast" * fast
-    scale = SMOKE if smoke else Scale(epochs=epochs)
-    text = run(
-        out, folder=runs, seeds=seeds, only=only, scale=scale, device=device, fast=fast,
-        minutes=minutes, command=command,
-    )  # fmt: skip
-    told(text)
+    refuse_scale_beside_smoke(smoke, {"epochs": epochs}, Scale())
+    scale = replace(SMOKE if smoke else Scale(epochs=epochs), seeds=seeds, preset=preset)
+    scale = replace(scale, precision="bfloat16" if fast else "float32")
+    part = not smoke and (epochs > 0 or bool(preset))
+    name = "heat" + "-smoke" * smoke + "-part" * part
+    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
+    run_study(STUDY, scale, name, out, runs, draw, **how)
 
 
 @reproduce.command()

@@ -30,7 +30,7 @@ from vspair.runs.files import Groups, make_folder, read_groups, write_groups
 __all__ = ["Answers", "Question", "as_array", "digest", "made_once"]
 
 M = TypeVar("M", bound=Method)
-_REMADE = "Remove it; the same command makes it again."
+_REMADE = "The study's stages make it; where it is damaged, remove it first."
 
 
 def digest(*parts: object) -> str:
@@ -67,6 +67,7 @@ class Question:
         samples: Posterior samples for each observation.
         block: Observations that are answered at once.
         image_quality: Whether to add PSNR and SSIM.
+        region: Entries whose share of error and variance is asked for, bool (N, *x_shape).
     """
 
     pairs: Pairs
@@ -74,16 +75,18 @@ class Question:
     samples: int = 50
     block: int = 200
     image_quality: bool = False
+    region: Tensor | None = None
 
     @property
     def key(self) -> str:
         """What the question is known again by."""
-        return digest(self.pairs.x, self.pairs.y, self.samples)
+        return digest(self.pairs.x, self.pairs.y, self.samples, self.region)
 
     def scores(self, method: Method, rows: Tensor) -> dict[str, Tensor]:
         """Return a method's scores on some rows, each with shape (k,)."""
         x, y = self.pairs.x[rows], self.pairs.y[rows]
         how: dict[str, Any] = {"samples": self.samples, "seed": int(rows[0]), "chunk": self.block}
+        how |= {"region": None if self.region is None else self.region[rows]}
         return score_method(method, x, y, image_quality=self.image_quality, **how)
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
+from vspair.factors import moved_latents
 from vspair.model import InverseModel
 from vspair.posterior import LatentPosterior
 from vspair.uncertainty import nnz, spread_over_y, summarise
@@ -79,8 +80,5 @@ def perturbed(post: LatentPosterior, rows: Tensor, dims: Tensor) -> tuple[Tensor
     dims = dims.expand(len(rows), -1)
     sigma = code.slab.variance.sqrt()[rows].gather(1, dims)
     moves = sigma.unsqueeze(-1) * sigma.new_tensor(STEPS)
-    z = mean[rows][:, None, None].repeat(1, dims.shape[1], len(STEPS), 1)
-    where = dims[:, :, None, None].expand(*moves.shape, 1)
-    z.scatter_add_(-1, where, moves.unsqueeze(-1))
     centre = post.decode(mean[rows])
-    return centre, post.decode(z) - centre[:, None, None]
+    return centre, post.decode(moved_latents(mean[rows], dims, moves)) - centre[:, None, None]

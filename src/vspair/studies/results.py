@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from vspair import runs
 from vspair.report.tables import Table, format_number
+from vspair.runs import Groups
+from vspair.uncertainty import uncertainty_error
 from vspair.vocabulary import look_up
 
-__all__ = ["Row", "epochs_in_words", "over_seeds", "summary", "table_of"]
+__all__ = ["Row", "epochs_in_words", "metrics_of", "over_seeds", "summary", "table_of"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,27 @@ class Row:
         """The method with preset and condition, such as ``vsPAIR (paper, noise=0.05)``."""
         inside = ", ".join(filter(None, (self.preset, self.condition)))
         return f"{self.model} ({inside})" if inside else self.model
+
+
+def metrics_of(answer: Groups) -> dict[str, float]:
+    """Return every metric of a kept answer: means of its scores, and the numbers of its ``row``.
+
+    Where there is a variance its correlation with the error is added, and relative errors where
+    the variance of the truths is known.
+
+    Arguments:
+        answer: Groups of arrays, among them ``scores``, one value an observation, and ``row``.
+    """
+    each = {name: torch.from_numpy(values).double() for name, values in answer["scores"].items()}
+    found = {name: float(values.mean()) for name, values in each.items()}
+    found |= {name: float(value) for name, value in answer.get("row", {}).items()}
+    for name, ending in (("mse_mean", ""), ("mse_sample", "_sample")):
+        if "variance" in each:
+            r = uncertainty_error(each["variance"], each[name]).r
+            found[f"uncertainty_error_r{ending}"] = r
+        if "field_variance" in found:
+            found[f"relative_{name}"] = found[name] / found["field_variance"]
+    return found
 
 
 def over_seeds(

@@ -15,19 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from vspair import config as configs
+from vspair import runs
 from vspair.config import Config
+from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.evaluation import answer_seconds, score_method
+from vspair.factors import moved_latents
 from vspair.fitting import fit
-from vspair.methods.ridge import Ridge
-from vspair.metrics import central_interval, coverage
+from vspair.methods import AnswerMean, AnswerY, Ridge, Wiener
 from vspair.model import InverseModel
-from vspair.posterior import LatentPosterior
+from vspair.posterior import LatentPosterior, Method
 from vspair.problems.heat import HeatProblem
-from vspair.studies.demo.drawing import NOISY, PLAIN, Answers, Factors, Pairs, write_report
-from vspair.studies.results import Row, write_summary
+from vspair.studies.demo.drawing import Answers, Factors, write_report
+from vspair.studies.results import Row, summary
 
 __all__ = ["demo"]
 
@@ -35,14 +38,18 @@ PROBLEM = HeatProblem(
     time=8.0, noise=0.05, modes=2, decay=1.0, series=0.5, source_width=(0.4, 0.6)
 )
 SAMPLES = 100
-TEST = 200
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 SHOWN = 3
 FILES = ("run", "figures", "metrics.json", "index.html")
 
 
 def demo(
-    out: Path, *, epochs: int | None = None, pairs: int = 10000, progress: bool = True
+    out: Path,
+    *,
+    epochs: int | None = None,
+    pairs: int = 10000,
+    test: int = 200,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Train, measure and write a page; return what ``metrics.json`` holds.
 
@@ -52,28 +59,24 @@ def demo(
         out: A new folder to fill: ``run/``, ``metrics.json``, ``figures/`` and ``index.html``.
         epochs: Passes over the pairs; from the configuration ``demo`` where not given.
         pairs: How many pairs to learn from.
+        test: How many other pairs to measure on.
         progress: Whether to show a progress bar.
     """
     config = configs.shipped("demo")
     if epochs is not None:
         config = configs.override(config, {"training": {"epochs": epochs}})
     with _new_folder(Path(out)) as folder:
-        train, test = Pairs(*PROBLEM.pairs(pairs, seed=0)), Pairs(*PROBLEM.pairs(TEST, seed=1))
+        train, unseen = (Pairs(*PROBLEM.pairs(n, seed=i)) for i, n in enumerate((pairs, test)))
         start = time.perf_counter()
         model = fit(
             train.x, train.y, config=config, out=folder / "run", device="cpu", progress=progress
         )
-        rows = _rows(model, train, test, time.perf_counter() - start)
-        summary = _save(folder / "metrics.json", config, len(train.x), rows)
-        few = Pairs(test.x[:SHOWN], test.y[:SHOWN])
-        write_report(
-            folder,
-            summary,
-            Pairs(train.x[:SHOWN], train.y[:SHOWN]),
-            _answers(model, few),
-            _factors(model.posterior(few.y[:1]), SHOWN),
-        )
-    return summary
+        seconds = _row("training_seconds", time.perf_counter() - start)
+        rows = [*_rows(model, train, unseen), seconds]
+        metrics = _save(folder / "metrics.json", config, {"train": pairs, "test": test}, rows)
+        factors = _factors(model.posterior(unseen.y[:1]), SHOWN)
+        write_report(folder, metrics, train[:SHOWN], _answers(model, unseen[:SHOWN]), factors)
+    return metrics
 
 
 @contextmanager
@@ -108,84 +111,46 @@ def _remove(out: Path, keep: bool) -> None:
 # -- numbers --------------------------------------------------------------------------------
 
 
-def _rows(model: InverseModel, train: Pairs, test: Pairs, seconds: float) -> list[Row]:
-    posterior = model.posterior(test.y)
-    plain, noisy = (_draw(model.posterior(test.y, noise=noise)) for noise in (False, True))
-    answers = {"vsPAIR": plain.mean(0)} | _rivals(train, test)
-    return [
-        *(_row("mse", _mse(x, test.x), "field^2", name) for name, x in answers.items()),
-        *_coverage_rows(plain, test.x, PLAIN),
-        *_coverage_rows(noisy, test.x, NOISY),
-        _row("beyond_4_std", _far(noisy, test.x), "share", condition=NOISY),
-        _row("active", float(posterior.active().double().sum(1).mean()), "factors"),
-        _row("parameters", model.n_parameters, "numbers"),
-        _row("seconds_per_sample", _seconds_per_sample(model, test.y[0]), "s"),
-        _row("training_seconds", seconds, "s"),
+def _rows(model: InverseModel, train: Pairs, test: Pairs) -> list[Row]:
+    """Return the scores of the model and of methods without a network, all in the same way."""
+    methods: dict[str, Method] = {
+        "vsPAIR": model,
+        "ridge": Ridge(train.x, train.y),
+        "wiener": Wiener(PROBLEM, train.x),
+        "trivial-y": AnswerY(),
+        "trivial-mean": AnswerMean(train.x),
+    }
+    rows = [
+        _row(metric, float(values.mean()), name)
+        for name, method in methods.items()
+        for metric, values in score_method(
+            method, test.x, test.y, samples=SAMPLES, chunk=len(test), levels=LEVELS
+        ).items()
     ]
+    rows.append(_row("parameters", model.n_parameters))
+    seconds = answer_seconds(model, test.y[:1], samples=SAMPLES) / SAMPLES
+    return [*rows, _row("seconds_per_sample", seconds)]
 
 
-def _row(metric: str, value: float, unit: str, model: str = "vsPAIR", condition: str = "") -> Row:
-    preset = "calibrated" if model == "vsPAIR" else ""
-    return Row(model, preset, metric, value, unit=unit, condition=condition)
+def _row(metric: str, value: float, model: str = "vsPAIR") -> Row:
+    return Row(model, "calibrated" if model == "vsPAIR" else "", metric, value)
 
 
-def _coverage_rows(samples: Tensor, x: Tensor, condition: str) -> list[Row]:
-    return [
-        _row(f"coverage_{round(100 * level)}", share, "share", condition=condition)
-        for level, share in _coverage(samples, x).items()
-    ]
-
-
-def _save(path: Path, config: Config, train: int, rows: list[Row]) -> dict[str, Any]:
+def _save(path: Path, config: Config, sizes: dict[str, int], rows: list[Row]) -> dict[str, Any]:
     """Write the numbers and return what was written."""
     scale = {
+        **sizes,
         "epochs": config.training.epochs,
-        "train": train,
-        "test": TEST,
         "samples": SAMPLES,
         "factors": config.model.x_size,
         "asked": config.objective.active,
         "paper_scale": False,
     }
-    write_summary(path, "demo", "vspair demo", scale, rows)
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _mse(answer: Tensor, x: Tensor) -> float:
-    return float((answer - x).square().mean())
-
-
-def _draw(posterior: LatentPosterior) -> Tensor:
-    return posterior.sample(SAMPLES, Generator().manual_seed(0))
-
-
-def _rivals(train: Pairs, test: Pairs) -> dict[str, Tensor]:
-    """Return the other methods' answers for the test pairs, each with shape (B, H, W)."""
-    return {
-        "ridge": Ridge(train.x, train.y)(test.y),
-        "trivial-y": test.y,
-        "trivial-mean": train.x.mean(0).expand_as(test.x),
-        "wiener": PROBLEM.wiener(test.y, train.x),
-    }
-
-
-def _coverage(samples: Tensor, x: Tensor) -> dict[float, float]:
-    """Return the share of pixels inside the central interval of each level."""
-    return {v: float(coverage(*central_interval(samples, v), x).mean()) for v in LEVELS}
-
-
-def _far(samples: Tensor, x: Tensor) -> float:
-    """Return the share of pixels whose error exceeds four standard deviations."""
-    std, mean = torch.std_mean(samples, dim=0)
-    return float(((x - mean).abs() > 4 * std).double().mean())
-
-
-def _seconds_per_sample(model: InverseModel, y: Tensor, n: int = 256) -> float:
-    """Return the time of one posterior sample, encoding of y included, among n of them."""
-    model.posterior(y).sample(10)
-    start = time.perf_counter()
-    model.posterior(y).sample(n)
-    return (time.perf_counter() - start) / n
+    made = {"command": runs.command_line() or "vspair demo", "commit": runs.commit()}
+    made["machine"] = runs.machine()
+    text = json.dumps(summary("demo", made, scale, rows), indent=1) + "\n"
+    runs.write_text(path, text)
+    return dict(json.loads(text))
 
 
 # -- what the page shows --------------------------------------------------------------------
@@ -199,20 +164,10 @@ def _answers(model: InverseModel, pairs: Pairs) -> Answers:
 
 
 def _factors(posterior: LatentPosterior, count: int) -> Factors:
-    """Return the factors that carry most pixel variance for one observation.
-
-    The variance of a factor is that of the decoded image along it: a quarter of the squared
-    difference between one deviation up and one down, all other factors at their means.
-    """
-    mean, sigma = posterior.code.mean[0], posterior.code.variance[0].sqrt()
-    steps = torch.diag(sigma)
-    slope = posterior.decode(mean + steps) - posterior.decode(mean - steps)
-    carried = 0.25 * slope.square().mean((1, 2))
-    index = carried.argsort(descending=True)[:count]
-    centre = posterior.decode(mean)
-    return Factors(
-        index,
-        carried[index] / carried.sum(),
-        posterior.decode(mean - 2 * steps[index]) - centre,
-        posterior.decode(mean + 2 * steps[index]) - centre,
-    )
+    """Return the factors that carry most of the doubt about one observation."""
+    found, code = posterior.factors(count), posterior.code
+    sigma = code.variance.sqrt().gather(1, found.index)
+    shifts = torch.stack((-2 * sigma, 2 * sigma), dim=-1)
+    moved = posterior.decode(moved_latents(code.mean, found.index, shifts))
+    down, up = (moved - posterior.approximate_mean()[:, None, None])[0].unbind(1)
+    return Factors(found.index[0], found.share[0], down, up)
