@@ -187,14 +187,7 @@ class Sheet:
     def image(
         self, place: tuple[float, float, float], image: Any, scale: ColourScale, marked: bool
     ) -> None:
-        """Show an image of shape (H, W) in a square with a thin frame, or a dark one.
-
-        Arguments:
-            place: Left, top and side of the square.
-            image: The image, whose first index runs downwards.
-            scale: What its colours stand for.
-            marked: Whether the frame is dark.
-        """
+        """Show an image (H, W) in a square (left, top, side); a marked one has a dark frame."""
         from matplotlib.patches import Rectangle
 
         left, top, side = _whole(place[0]), _whole(place[1]), place[2]

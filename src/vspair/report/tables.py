@@ -51,9 +51,9 @@ class Table:
         ]
         lines.append(f"<thead><tr>{head}</tr></thead>\n<tbody>")
         for i, (name, *words) in enumerate(self.rows):
-            cells = "".join(f"<td>{escape(word)}</td>" for word in words)
+            entries = "".join(f"<td>{escape(word)}</td>" for word in words)
             kind = ' class="strong"' if i in self.strong else ""
-            lines.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{cells}</tr>')
+            lines.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{entries}</tr>')
         return "\n".join([*lines, "</tbody>\n</table>"])
 
 

@@ -88,7 +88,7 @@ def _hallucination(part: Part) -> Any:
 
 
 def _share_beyond(excess: Any) -> str:
-    share = 100 * float((known > 0).mean()) if len(known := finite(excess)) else 0.0
+    share = 100 * float((values > 0).mean()) if len(values := finite(excess)) else 0.0
     return f"beyond two\ndeviations:\n{share:.1f} %\nof pixels"
 
 
@@ -155,8 +155,8 @@ def _losses(axes: Any, history: Part) -> None:
     axes.set_xlabel("epoch")
     found = {key: style for key, style in LOSSES.items() if key in history}
     for key, (name, colour, dash) in found.items():
-        known = np.isfinite(history["epoch"]) & np.isfinite(history[key])
-        x, y = history["epoch"][known], history[key][known]
+        measured = np.isfinite(history["epoch"]) & np.isfinite(history[key])
+        x, y = history["epoch"][measured], history[key][measured]
         axes.plot(x, y, color=colour, linestyle=dash, linewidth=1.4, label=name)
         kept = np.isin(x, history.get("best", ()))
         if key == "validation" and kept.any():

@@ -73,8 +73,8 @@ def _gamma(part: Part) -> Any:
         curves.histogram(axes, {"": high}, edges, {"": PALETTE[0]}, floor=floor)
         axes.set_ylim(floor, 8 * most if floor else 1.25 * most)
         style_axes(axes, 8)
-        known = finite(part["omega"][i])
-        words = f"mean {known.mean():.2f}" if len(known) else "no value"
+        values = finite(part["omega"][i])
+        words = f"mean {values.mean():.2f}" if len(values) else "no value"
         axes.text(0.5, 0.83, words, transform=axes.transAxes, ha="center", size=8, color=INK)
         axes.tick_params(labelbottom=i == len(rows) - 1)
         axes.set_ylabel("share (%)")

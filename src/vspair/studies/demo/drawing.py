@@ -39,11 +39,7 @@ METHODS = {
 class Answers:
     """What the model says about a few test pairs.
 
-    Arguments:
-        pairs: The pairs.
-        mean: The mean of the posterior, with shape (B, H, W).
-        std: Its standard deviation, with shape (B, H, W).
-        samples: Two samples of it, with shape (2, B, H, W).
+    Mean and standard deviation of its posterior have shape (B, H, W), samples (2, B, H, W).
     """
 
     pairs: Pairs
@@ -54,13 +50,9 @@ class Answers:
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors that carry most variance for one observation.
+    """The factors that carry most variance for one observation, and the share of each, (k,).
 
-    Arguments:
-        index: Which factors, with shape (k,).
-        share: The share of the factors' pixel variance that each carries, with shape (k,).
-        down: What a shift by -2 sigma changes, with shape (k, H, W).
-        up: What a shift by +2 sigma changes, with shape (k, H, W).
+    What a shift by two sigma, down and up, changes in the answer has shape (k, H, W).
     """
 
     index: Tensor

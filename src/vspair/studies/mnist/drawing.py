@@ -252,8 +252,8 @@ def _uncertainty_error(found: Groups) -> Any:
 
 
 def _positive(values: Any) -> Any:
-    known = finite(values)
-    return known[known > 0]
+    some = finite(values)
+    return some[some > 0]
 
 
 def _variance_ratio(found: Groups) -> Any:
