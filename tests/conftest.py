@@ -1,5 +1,6 @@
 """Every test starts from the same seed and leaves torch's global state as it found it."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,10 @@ from vspair.problems.gaussian import GaussianProblem
 settings.register_profile("vspair", deadline=None, derandomize=True, database=None)
 settings.load_profile("vspair")
 
-# Small networks gain nothing from threads, and test processes side by side lose by them.
+# Small networks gain nothing from threads, and test processes side by side lose by them; so do the
+# programs that tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 _GLOBAL_STATE: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),

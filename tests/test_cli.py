@@ -80,7 +80,7 @@ def test_invert_evaluate_and_info(files: Path, tmp_path: Path) -> None:
         "evaluate", files / "run", "--x", files / "x.npy", "--y", files / "y.npy", "--out", scores
     )
     assert "floor_mean" in shown
-    assert {"mse", "crps", "coverage_90", "active"} <= set(json.loads(scores.read_text()))
+    assert {"mse_mean", "crps", "coverage_90", "active"} <= set(json.loads(scores.read_text()))
     assert "vsPAIR" in vspair("info", files / "run")
 
 
@@ -149,7 +149,7 @@ def test_scores_are_json_even_where_one_is_undefined(files: Path, tmp_path: Path
 
     scores = json.loads((tmp_path / "s.json").read_text(), parse_constant=refuse)
     assert "uncertainty_error_r" not in scores
-    assert scores["mse"] > 0
+    assert scores["mse_mean"] > 0
 
 
 def test_version() -> None:
