@@ -8,7 +8,7 @@ demo: .venv/installed  ## Train on the embedded problem and write demo/index.htm
 	rm -rf demo
 	$(BIN)/vspair demo --out demo
 
-test: lint  ## Lint, types, tests and the examples of the documentation
+test: lint docs  ## Lint, types, documentation, tests and its examples
 	$(BIN)/pytest
 
 docs: .venv/installed  ## The documentation as a site; warnings are errors, nothing is downloaded

@@ -29,4 +29,4 @@ from vspair.model import build as build
 from vspair.posterior import LatentPosterior as LatentPosterior
 from vspair.runs import load as load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -189,7 +189,7 @@ def _moved(post: LatentPosterior, k: int, steps: Tensor) -> tuple[Tensor, Tensor
 
 
 def alignment(problem: GaussianProblem, post: LatentPosterior) -> float:
-    """Return the mean |cosine| of the two likeliest factors with the nearest eigenvector.
+    """Return the mean absolute cosine of the two likeliest factors with the nearest eigenvector.
 
     The direction of a factor is from -sigma to +sigma. A random one scores 0.900.
     """

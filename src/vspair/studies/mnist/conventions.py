@@ -1,8 +1,9 @@
 """What section 4.2 leaves open, tried: a sweep of the study, to see what gives the paper's tables.
 
 A convention sets keys of one model's configuration; all are trained and asked as in
-:mod:`.study`. Some are also asked for the localisation ratio with factors of the mean code or of a
-sample moved by several steps: the paper says neither how far nor from where.
+:mod:`vspair.studies.mnist.study`. Some are also asked for the localisation ratio with factors of
+the mean code or of a sample moved by several steps: the paper says neither how far nor from
+where.
 """
 
 from __future__ import annotations
