@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from fill_tables import fill, tables, write
 
 from vspair.errors import VspairError
-from vspair.studies.readme import fill, tables, write
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -31,7 +31,7 @@ def found() -> dict[str, str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if MARKER.search(p.read_text())], ids=page_id)
 def test_tables_are_made_from_the_results(page: Path, found: dict[str, str]) -> None:
     text = page.read_text()
-    assert fill(text, found) == text, "run: python -m vspair.studies.readme"
+    assert fill(text, found) == text, "run: python docs/fill_tables.py"
 
 
 def test_every_table_stands_somewhere(found: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """The tables of the README and the documentation, made from the results.
 
-``python -m vspair.studies.readme``, in the root of the repository, writes anew what stands
+``python docs/fill_tables.py``, in the root of the repository, writes anew what stands
 between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` in ``README.md`` and all pages of
 ``docs/``. A test fails where they differ from what it would write.
 """
