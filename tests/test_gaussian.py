@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from typer.testing import CliRunner
 
 from vspair.cli import app
 from vspair.codes import SpikeSlab
+from vspair.config import ModelConfig
 from vspair.errors import VspairError
 from vspair.fitting import fit
 from vspair.metrics import gaussian_kl, sample_moments
+from vspair.model import build
+from vspair.posterior import LatentPosterior
 from vspair.problems.gaussian import GaussianProblem
 from vspair.runs import Run
 from vspair.studies.gaussian.study import (
@@ -90,20 +93,16 @@ def test_a_collapsed_direction_is_seen(problem: GaussianProblem) -> None:
     assert exact_distances(problem, problem.posterior_mean(y), half, y)["kl_exact"] > 3
 
 
-class _Linear:
-    """A posterior whose decoder is a matrix, with two open factors of eight."""
-
-    def __init__(self, columns: Tensor) -> None:
-        omega = torch.tensor([[0.1, 0.9, 0.2, 0.95, 0.0, 0.0, 0.0, 0.0]])
-        self.code = SpikeSlab.of(torch.ones(1, 8), torch.zeros(1, 8), omega)
-        self.matrix = torch.zeros(8, 2, dtype=torch.float64)
-        self.matrix[3], self.matrix[1] = columns.T
-
-    def __len__(self) -> int:
-        return 1
-
-    def decode(self, z: Tensor) -> Tensor:
-        return z.double() @ self.matrix
+def linear_posterior(columns: Tensor) -> LatentPosterior:
+    """Return a posterior whose decoder is a matrix, with two open factors of eight."""
+    model = build(ModelConfig(x_size=8, y_size=8), (2,), (4,)).double()
+    decoder = nn.Linear(8, 2, bias=False).double()
+    with torch.no_grad():
+        decoder.weight.zero_()
+        decoder.weight[:, 3], decoder.weight[:, 1] = columns.T
+    model.x_decoder = decoder  # type: ignore[assignment]
+    omega = torch.tensor([[0.1, 0.9, 0.2, 0.95, 0.0, 0.0, 0.0, 0.0]]).double()
+    return LatentPosterior(model, SpikeSlab.of(torch.ones_like(omega), omega * 0, omega))
 
 
 @pytest.mark.parametrize(("turn", "expected"), [(0.0, 1.0), (0.3927, 0.9239), (0.7854, 0.7071)])
@@ -113,7 +112,7 @@ def test_alignment_is_the_cosine_with_the_nearest_eigenvector(
     vectors = torch.linalg.eigh(problem.covariance).eigenvectors
     c, s = math.cos(turn), math.sin(turn)
     columns = vectors @ torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
-    found = alignment(problem, _Linear(3 * columns))  # type: ignore[arg-type]
+    found = alignment(problem, linear_posterior(3 * columns))
     assert found == pytest.approx(expected, abs=1e-3)
 
 

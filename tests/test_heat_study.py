@@ -13,16 +13,14 @@ from typer.testing import CliRunner
 
 from vspair import config as configs
 from vspair.cli import app
-from vspair.codes import SpikeSlab
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.evaluation import score_method, scores
 from vspair.methods import ShiftRidge, Tikhonov
 from vspair.model import InverseModel, build
-from vspair.posterior import LatentPosterior, SamplePosterior
+from vspair.posterior import SamplePosterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Run
-from vspair.studies.factors import STEPS, leading, perturbed
 from vspair.studies.heat.study import FLOORS, PROBLEM, SMOKE, STUDY, Case, Scale
 from vspair.studies.heat.tables import PAPER, PRESETS, TABLES
 from vspair.studies.study import Study
@@ -174,26 +172,6 @@ def test_variance_on_the_source_is_found_there() -> None:
     total = found["mse_mean"] + found["variance"] * 199 / 200
     assert found["mse_sample"] == pytest.approx(total, rel=1e-4)
     assert found["coverage_90"] == pytest.approx(1 - 0.1 * found["area_inside"], abs=0.02)
-
-
-def test_leading_factors_vary_and_are_open() -> None:
-    mu = torch.zeros(5, 6)
-    mu[:, 1], mu[:, 2], mu[:, 4] = (s * torch.arange(5.0) for s in (1, 3, 2))
-    omega = torch.full((5, 6), 0.9)
-    omega[:, 2] = 0.2
-    post = LatentPosterior(tiny(), SpikeSlab.of(mu, torch.zeros(5, 6), omega))
-    assert leading(post, k=2).tolist() == [4, 1]
-
-
-def test_perturbed_codes_are_moved_by_sigma() -> None:
-    post = tiny().posterior(torch.randn(3, 16, 16))
-    centre, change = perturbed(post, torch.arange(3), torch.tensor([2, 5]))
-    assert change.shape == (3, 2, 5, 16, 16)
-    assert float(change[:, :, STEPS.index(0.0)].abs().max()) < 1e-6 < float(change.abs().max())
-    z = post.code.mean.clone()
-    assert isinstance(post.code, SpikeSlab)
-    z[:, 5] -= 2 * post.code.slab.variance.sqrt()[:, 5]
-    torch.testing.assert_close(centre + change[:, 1, 0], post.decode(z))
 
 
 # -- the whole study ------------------------------------------------------------------------

@@ -126,20 +126,20 @@ def scores(
     """
     x = x.to(posterior.device)
     generator = generator or _generator(posterior.device, 0)
-    drawn = posterior.sample(min(samples, posterior.most_samples or samples), generator)
-    mean = drawn.mean(0)
+    sampled = posterior.sample(min(samples, posterior.most_samples or samples), generator)
+    mean = sampled.mean(0)
     found = {
         "mse_mean": _entries_mean((mean - x).square()),
-        "mse_sample": _entries_mean((drawn - x).square().mean(0)),
-        "crps": _entries_mean(crps(drawn, x)),
-        "energy_score": energy_score(drawn, x),
+        "mse_sample": _entries_mean((sampled - x).square().mean(0)),
+        "crps": _entries_mean(crps(sampled, x)),
+        "energy_score": energy_score(sampled, x),
     }
-    if len(drawn) > 1:
-        found |= _spread_scores(drawn, mean, x, levels)
+    if len(sampled) > 1:
+        found |= _spread_scores(sampled, mean, x, levels)
     if region is not None:
-        found |= _region_scores(drawn, mean, x, region.to(x.device))
+        found |= _region_scores(sampled, mean, x, region.to(x.device))
     if image_quality:
-        found |= {"psnr": psnr(mean, x), "ssim": ssim(mean, x), "ssim_sample": ssim(drawn[0], x)}
+        found |= {"psnr": psnr(mean, x), "ssim": ssim(mean, x), "ssim_sample": ssim(sampled[0], x)}
     if isinstance(posterior, LatentPosterior):
         found |= _code_scores(posterior, x, generator)
     if isinstance(posterior, PointPosterior):
@@ -305,8 +305,9 @@ def invert(
     path = None if out is None else _new_npz(Path(out))
     start = time.perf_counter()
     post = model.posterior(y, noise=noise)
-    drawn = post.sample(samples, _generator(post.device, seed))
-    named = _summary(drawn, level) | {"samples": drawn} if post.has_spread else {"mean": drawn[0]}
+    sampled = post.sample(samples, _generator(post.device, seed))
+    spread = {"samples": sampled, **_summary(sampled, level)}
+    named = spread if post.has_spread else {"mean": sampled[0]}
     named["approximate_mean"] = post.approximate_mean()
     arrays = {k: v.cpu().numpy() for k, v in (named | post.parameters()).items()}
     arrays["seconds"] = np.array(time.perf_counter() - start)

@@ -144,7 +144,7 @@ class Records:
         """The fields of the scale that stages were run with."""
         return {k: v for stage in self.stages.values() for k, v in stage["scale"].items()}
 
-    def together(self, kind: str) -> str:
+    def joined(self, kind: str) -> str:
         """Return the ``commits``, ``machines`` or ``commands`` of all stages, in their order."""
         named = [name for stage in self.stages.values() for name in stage[kind] if name]
         return (", " if kind != "commands" else "; ").join(dict.fromkeys(named))
@@ -295,7 +295,7 @@ class Study(Generic[S, D]):
         workspace.scale = recorded
         report = self.report(workspace, records)
         runs.make_folder(out)
-        command, commit, machine = map(records.together, ("commands", "commits", "machines"))
+        command, commit, machine = map(records.joined, ("commands", "commits", "machines"))
         made = {"command": command, "commit": commit, "machine": machine}
         scale = {**report.scale, "data": records.data}
         document = summary(self.name, made, scale, report.rows)

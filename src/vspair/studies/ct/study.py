@@ -36,8 +36,9 @@ from vspair.studies.ct.methods import (
     train_unet,
 )
 from vspair.studies.ct.tables import report
-from vspair.studies.factors import STEPS, code_row, leading, perturbed, posterior_in_parts
+from vspair.studies.factors import STEPS, code_row, posterior_in_parts
 from vspair.studies.study import Stage, Study
+from vspair.uncertainty import traversal
 
 __all__ = ["ALWAYS", "SMOKE", "STUDY", "Scale"]
 
@@ -142,8 +143,9 @@ def _of_codes(bench: Bench, model: InverseModel) -> Groups:
     row["decoder_noise_normalised"] = float(model.noise_std)
     row["decoder_noise"] = float((model.noise_std * model.x_normaliser.std).mean())
     rows = rows[torch.linspace(0, len(rows) - 1, PERTURBED).round().long()]
-    dims = leading(post, rows)
-    centre, change = perturbed(post, rows, dims)
+    few = model.posterior(data.test.y[rows])
+    dims, centre = few.factors(4).index, few.approximate_mean()
+    change = traversal(few, dims, STEPS) - centre[:, None, None]
     moved = {"index": dims, "steps": torch.tensor(STEPS), "centre": centre}
     moved |= {"difference": change, "truth": data.test.x[rows]}
     omega = post.parameters()["omega"].flatten()

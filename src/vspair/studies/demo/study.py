@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Generator
 
 from vspair import config as configs
@@ -23,7 +22,6 @@ from vspair.config import Config
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.evaluation import answer_seconds, score_method
-from vspair.factors import moved_latents
 from vspair.fitting import fit
 from vspair.methods import AnswerMean, AnswerY, Ridge, Wiener
 from vspair.model import InverseModel
@@ -31,6 +29,7 @@ from vspair.posterior import LatentPosterior, Method
 from vspair.problems.heat import HeatProblem
 from vspair.studies.demo.drawing import Answers, Factors, write_report
 from vspair.studies.results import Row, summary
+from vspair.uncertainty import traversal
 
 __all__ = ["demo"]
 
@@ -165,9 +164,7 @@ def _answers(model: InverseModel, pairs: Pairs) -> Answers:
 
 def _factors(posterior: LatentPosterior, count: int) -> Factors:
     """Return the factors that carry most of the doubt about one observation."""
-    found, code = posterior.factors(count), posterior.code
-    sigma = code.variance.sqrt().gather(1, found.index)
-    shifts = torch.stack((-2 * sigma, 2 * sigma), dim=-1)
-    moved = posterior.decode(moved_latents(code.mean, found.index, shifts))
+    found = posterior.factors(count)
+    moved = traversal(posterior, found.index, (-2.0, 2.0))
     down, up = (moved - posterior.approximate_mean()[:, None, None])[0].unbind(1)
     return Factors(found.index[0], found.share[0], down, up)

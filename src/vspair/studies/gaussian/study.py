@@ -26,10 +26,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from vspair import config as configs
-from vspair.codes import SpikeSlab
 from vspair.config import Config
 from vspair.data import Pairs
-from vspair.factors import moved_latents
 from vspair.fitting import split_pairs, start_or_resume_training, suggest_settings
 from vspair.metrics import energy_distance, gaussian_kl, gaussian_w2, sample_moments
 from vspair.posterior import LatentPosterior
@@ -41,6 +39,7 @@ from vspair.studies.gaussian.theorem import theorem1
 from vspair.studies.results import Row, table_of
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 from vspair.training.side_by_side import train_side_by_side
+from vspair.uncertainty import traversal
 
 __all__ = ["METRICS", "SMOKE", "STUDY", "Job", "Scale", "alignment", "exact_distances"]
 
@@ -176,24 +175,12 @@ def _sample_distances(job: Job, samples: Tensor) -> dict[str, float]:
     return exact_distances(problem, *sample_moments(samples), y) | {"energy_exact": energy}
 
 
-def _moved(post: LatentPosterior, k: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the k likeliest factors (B, k), and x (B, k, S, n) with each moved alone.
-
-    Steps (S,) from the mean code are in multiples of the factor's sigma.
-    """
-    code = post.code
-    assert isinstance(code, SpikeSlab)
-    likely = code.omega.topk(k, dim=-1).indices
-    shifts = code.slab.variance.sqrt().gather(-1, likely)[..., None] * steps
-    return likely, post.decode(moved_latents(code.mean, likely, shifts))
-
-
 def alignment(problem: GaussianProblem, post: LatentPosterior) -> float:
-    """Return the mean absolute cosine of the two likeliest factors with the nearest eigenvector.
+    """Return the mean absolute cosine of the two leading factors with the nearest eigenvector.
 
     The direction of a factor is from -sigma to +sigma. A random one scores 0.900.
     """
-    _, moved = _moved(post, 2, torch.tensor([-1.0, 1.0]))
+    moved = traversal(post, post.factors(2).index, (-1.0, 1.0))
     directions = F.normalize((moved[:, :, 1] - moved[:, :, 0]).double(), dim=-1)
     vectors = torch.linalg.eigh(problem.covariance).eigenvectors
     return float((directions @ vectors).abs().amax(-1).mean())
@@ -252,7 +239,8 @@ def _trained(job: Job, folder: Path, deadline: float | None) -> Groups | None:
 def _figure(job: Job, post: LatentPosterior, samples: Tensor) -> dict[str, Tensor]:
     """Return what both figures show of the first three test observations."""
     problem, y, steps = job.problem, job.y[:3], torch.linspace(-3, 3, 31)
-    likely, walks = _moved(post, 4, steps)
+    likely = post.factors(4).index
+    walks = traversal(post, likely, steps.tolist())
     return {
         "truth": problem.sample_posterior(y, 500, Generator().manual_seed(0)),
         "learned": samples[:500, :3],
