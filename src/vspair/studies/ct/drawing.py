@@ -19,19 +19,13 @@ from vspair.report import curves, figures
 from vspair.report.figures import PRESETS, ColourScale, finite
 from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
 from vspair.runs.files import Groups
+from vspair.studies.words import read_words
 
 __all__ = ["CAPTIONS", "draw_all"]
 
 Part = Mapping[str, Any]
 
-METHODS = {
-    "fbp": "FBP",
-    "tv": "TV-ADMM",
-    "regression": "regression",
-    "vspair_paper": "vsPAIR (paper)",
-    "vspair_calibrated": "vsPAIR (calibrated)",
-    "dps": "DPS",
-}
+METHODS = read_words("ct").names
 LOSSES = {
     "train": ("training", figures.GREY, "--"),
     "validation": ("held out", figures.PALETTE[0], "-"),
@@ -173,33 +167,7 @@ def _losses(axes: Any, history: Part) -> None:
 
 # -- all figures ----------------------------------------------------------------------------
 
-_FACTORS = (
-    "The four factors of highest variance of mu over the test set among those with open gates, "
-    "moved by multiples of their sigma: the difference to the decoded mean code, which stands in "
-    "the middle, for two test images. One colour scale for all differences."
-)
-CAPTIONS: dict[str, str] = {
-    "comparison": "Test images by rising noise: sinogram, truth, and the answers of all methods "
-    "to the same noise, with the pixelwise standard deviation where a method reports one. Images "
-    "have the grey scale of the truth, and what is beyond it is cut off; deviations have one "
-    "colour scale. vsPAIR's images are means of samples, and their deviation is without the "
-    "decoder's noise; DPS's are one trajectory. Attenuation is a share of 81.36 per metre, and "
-    "sinograms are that times half sides of the image.",
-    "omega": "Probabilities that an index is active, over all indices and test images, of each "
-    "preset of vsPAIR. A logarithmic axis begins at 0.001 % or above.",
-    "perturbation_paper": f"vsPAIR (paper). {_FACTORS}",
-    "perturbation_calibrated": f"vsPAIR (calibrated). {_FACTORS}",
-    "noise": "MSE of each method on test images over the noise of their sinograms; DPS, without a "
-    "line, answers few of them.",
-    "overfitting": "Loss in training and on held-out images, epoch by epoch; a dot marks the "
-    "epoch whose weights are kept, that of the least energy score on held-out images, which need "
-    "not be that of the least loss. Each preset has its own loss and axis.",
-    "hallucination": "Estimates of four test images, and the part of their distance to the truth "
-    "that is beyond two reported deviations; a well calibrated normal posterior has some at about "
-    "5 % of the pixels, at 9 % if the deviation is of 10 samples as DPS's is; shares are of the "
-    "images shown. One colour scale for both methods. vsPAIR is the calibrated preset, if it "
-    "is there, and its deviation has the decoder's noise in it.",
-}
+CAPTIONS = read_words("ct").captions
 """What each figure shows, by its file name."""
 
 _DRAWS: dict[str, tuple[str, Callable[[Part], Any]]] = {

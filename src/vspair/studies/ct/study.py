@@ -35,7 +35,7 @@ from vspair.studies.ct.methods import (
     train_preset,
     train_unet,
 )
-from vspair.studies.ct.tables import report
+from vspair.studies.ct.tables import WORDS, report
 from vspair.studies.factors import STEPS, code_row, posterior_in_parts
 from vspair.studies.study import Stage, Study
 from vspair.uncertainty import traversal
@@ -225,7 +225,7 @@ _OF_DPS = ("trajectories", "steps", "zeta")
 
 STUDY: Study[Scale, CtData] = Study(
     name="ct",
-    title="Computed tomography (section 4.3)",
+    title=WORDS.text["title"],
     load=load,
     describe=lambda data: data.about,
     stages={

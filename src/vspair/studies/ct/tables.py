@@ -23,6 +23,7 @@ from vspair.studies.ct.figures import numbers
 from vspair.studies.ct.methods import WEIGHTS, Bench
 from vspair.studies.results import Row, table_of
 from vspair.studies.study import Records, Report
+from vspair.studies.words import read_words
 
 __all__ = ["NAMES", "PAPER", "TABLES", "by_noise", "collect", "report", "sizes", "sources"]
 
@@ -38,53 +39,17 @@ NAMES = {
 }
 """The methods by their answers, with the model and preset of their rows."""
 
-PAPER = {
-    "mse_sample": 0.0025, "nnz": 1383.3, "nnz_std": 32.2, "parameters": 549_708_789.0,
-    "std_omega_over_y": 0.0080, "std_sigma_over_y": 0.0092, "std_mu_over_y": 0.1782,
-}  # fmt: skip
-"""What section 4.3 and appendix D.3 print, for the preset ``paper``."""
+WORDS = read_words("ct")
+PAPER, TABLES = WORDS.paper["vsPAIR"], WORDS.tables
+"""What the paper prints, and the rows of the tables of vsPAIR alone."""
 
 ON_DPS = "slices of DPS"
 """The condition of numbers over those test slices alone that DPS answers too."""
 
-COMPARED = {
-    ("mse_mean", ""): "MSE", ("psnr", ""): "PSNR", ("ssim", ""): "SSIM",
-    ("mse_sample", ""): "MSE of a sample", ("crps", ""): "CRPS",
-    ("coverage_90", ""): "90 % covers", ("mse_mean", ON_DPS): "MSE on DPS's slices",
-    ("beyond_2_std", ON_DPS): "beyond 2 deviations", ("parameters", ""): "parameters",
-    ("seconds_per_image", ""): "s, one estimate", ("seconds_all_samples", ""): "s, all samples",
-}  # fmt: skip
-"""The columns of the comparison, by metric and condition."""
+COMPARED = {key.partition(", "): words for key, words in WORDS.labels["compared"].items()}
+"""The columns of the comparison, by metric, a comma and condition."""
 
-TABLES = {
-    "vsPAIR: reconstruction and sparsity": {
-        "mse_sample": "MSE of a sample", "mse_mean": "MSE of the mean of samples",
-        "mse_code": "MSE of the decoded mean code", "nnz": "average nnz",
-        "nnz_std": "its deviation over observations", "active_share": "share of all indices",
-        "ever_active": "indices more open than not for some observation",
-        "std_omega_over_y": "deviation of omega over y",
-        "std_sigma_over_y": "deviation of sigma over y", "std_mu_over_y": "deviation of mu over y",
-        "parameters": "parameters", "epochs": "epochs trained", "epochs_planned": "epochs planned",
-        "best_epoch": "epoch of the weights",
-    },
-    "vsPAIR: overfitting": {
-        f"mse_{what}_{part}": f"{words} MSE, {name}"
-        for what, words in (("autoencoder", "autoencoder"), ("mean", "inversion"))
-        for part, name in (("train", "training"), ("validation", "validation"), ("test", "test"))
-    },
-    "vsPAIR: uncertainty": {
-        "crps": "CRPS", "crps_with_noise": "the same with the decoder's noise",
-        "coverage_90": "share inside the 90 % interval",
-        "coverage_90_with_noise": "the same with the decoder's noise",
-        "deviation": "mean reported deviation",
-        "beyond_2_std": "share of pixels beyond 2 deviations",
-        "beyond_2_std_with_noise": "the same with the decoder's noise",
-        "excess_2_std": "mean error beyond 2 deviations",
-    },
-}  # fmt: skip
-"""The rows of the tables of vsPAIR alone."""
-
-_BY_NOISE = {"mse_mean": "MSE", "psnr": "PSNR in dB", "ssim": "SSIM"}
+_BY_NOISE = WORDS.labels["by_noise"]
 _ON_DPS = (*_BY_NOISE, "beyond_2_std", "excess_2_std", "beyond_2_std_with_noise")
 
 
@@ -175,9 +140,9 @@ def _comparison(rows: Sequence[Row]) -> Table:
     found = {(_label(r), r.metric, r.condition): r.value for r in rows}
     lines = []
     for label in dict.fromkeys(map(_label, rows)):
-        lines += [[label, *(_cell(m, found.get((label, m, c))) for m, c in COMPARED)]]
+        lines += [[label, *(_cell(m, found.get((label, m, c))) for m, _, c in COMPARED)]]
         if label == "vsPAIR (calibrated)":  # whose noise is learned; the paper's has none
-            noisy = [found.get((label, f"{m}_with_noise", c)) for m, c in COMPARED]
+            noisy = [found.get((label, f"{m}_with_noise", c)) for m, _, c in COMPARED]
             lines += [["the same with its noise", *(_cell("", value) for value in noisy)]]
     return Table(["", *COMPARED.values()], lines)
 
@@ -234,14 +199,13 @@ def _weights(answers: Mapping[str, Groups], noise: float) -> str:
     if "tv" not in answers:
         return ""
     chosen, ends = answers["tv-choice"]["choice"]["weight"], pairwise(bin_edges(noise))
-    words = [f"{w:g} for noise {a:g}-{b:g} %" for w, (a, b) in zip(chosen, ends, strict=True)]
+    found = [
+        WORDS.text["tv_weight"].format(weight=weight, low=low, high=high)
+        for weight, (low, high) in zip(chosen, ends, strict=True)
+    ]
     part = _mean(answers["tv"]["scores"]["converged"])
-    most = f"{100 * part:.3g} % of the test slices; the others ended at the most iterations"
-    return (
-        f" TV-ADMM's weights, from the paper's list {WEIGHTS}, are the best on validation slices: "
-        f"{', '.join(words)}. With them its residuals met the tolerance on "
-        f"{'all test slices' if part == 1 else most}."
-    )
+    met = WORDS.text["tv_all" if part == 1 else "tv_some"].format(share=100 * part)
+    return WORDS.text["tv"].format(weights=WEIGHTS, chosen=", ".join(found), met=met)
 
 
 def _inside(samples: int) -> float:
@@ -252,72 +216,45 @@ def _inside(samples: int) -> float:
     return min(0.9, (samples - 1) / (samples + 1))
 
 
-def _counts(scale: Scale) -> str:
-    """Say what the numbers of samples mean for coverage and time."""
-    ours, theirs = scale.samples, scale.trajectories
-    words = (
-        f" vsPAIR is judged by {ours} samples, DPS by {theirs}: of exact posteriors `90 % covers` "
-        f"would be {100 * _inside(ours):.1f} % and {100 * _inside(theirs):.1f} %"
-    )
-    if _inside(min(ours, theirs)) < 0.9:
-        words += ", as the interval of fewer than 19 samples is from the least to the greatest"
-    return (
-        f"{words}. `s, one estimate` is of the decoded mean code for vsPAIR and of one trajectory "
-        "for DPS, while MSE, PSNR and SSIM in their rows are of the mean of samples; "
-        f"`s, all samples` is for {ours} samples of either."
-    )
+def _compared(scale: Scale, few: int) -> str:
+    """Say what the comparison shows, of DPS on a few slices."""
+    inside = [100 * _inside(n) for n in (scale.samples, scale.trajectories)]
+    return WORDS.text["compared"].format(
+        **asdict(scale), inside=inside[0], dps_inside=inside[1], few=few,
+        range=WORDS.text["range"] if min(inside) < 90 else "",
+    )  # fmt: skip
 
 
 def sources(phantoms: bool, halved: bool = False) -> str:
     """Say where the slices are from, under which licence, and how they were changed."""
-    if phantoms:
-        return (
-            "The slices are phantoms made by vspair (`vspair.datasets.phantoms`); they are of no "
-            "person."
-        )
-    return (
-        "The slices are of LIDC-IDRI (Armato et al. 2011, Medical Physics 38:915-931; doi "
-        "10.7937/k9/tcia.2015.lo9ql9sx; CC BY 3.0), prepared as LoDoPaB-CT does (Leuschner et al. "
-        "2021, Scientific Data 8:109; its files, doi 10.5281/zenodo.3384092, are CC BY 4.0), and "
-        "changed: averaged over 4x4 pixels and cropped to 88x88"
-        f"{', averaged over 2x2 pixels once more' * halved}. The figures show them."
-    )
+    changed = WORDS.text["halved"] if halved else ""
+    return WORDS.text["phantoms" if phantoms else "sources"].format(halved=changed)
 
 
 def sizes(about: Mapping[str, Any]) -> str:
     """Say how many slices of how many patients there are."""
-    slices, patients = about["slices"], about["patients"]
-    kind = "Phantoms, of which each is a patient" if about["phantoms"] else "Real slices"
-    parts = ", ".join(f"{slices[p]:,} slices ({patients[p]:,}) for {p}" for p in slices)
-    return f"{kind}: {parts}; in brackets patients, of whom no two parts share one."
-
-
-def _copies(scale: Scale) -> str:
-    """Say which networks saw moved copies of the slices."""
-    if scale.copies == 1:
-        return ""
-    return (
-        f" All networks but those of the preset `paper` are trained on {scale.copies} of each "
-        "training slice, one as it is and the others turned, scaled and shifted a little, with "
-        "sinograms and noise of their own; their epochs are divided by that."
-    )
+    kind = WORDS.text["phantom_slices" if about["phantoms"] else "real_slices"]
+    parts = [
+        WORDS.text["part"].format(slices=n, patients=about["patients"][name], name=name)
+        for name, n in about["slices"].items()
+    ]
+    return WORDS.text["sizes"].format(kind=kind, parts=", ".join(parts))
 
 
 def _text(
     answers: Mapping[str, Groups], rows: list[Row], about: Mapping[str, Any], scale: Scale
 ) -> str:
     """Return all tables with their captions, as Markdown."""
-    few = f"DPS answers {len(answers['test']['shown']['index'])} of the test slices"
+    few = len(answers["test"]["shown"]["index"])
+    head = WORDS.text["head"].format(sizes=sizes(about), noise=100 * scale.noise)
+    copies = WORDS.text["copies"].format(copies=scale.copies) if scale.copies > 1 else ""
     parts = [
-        f"{sizes(about)} The noise's deviation is uniform in 0-{100 * scale.noise:g} % of each "
-        f"sinogram's range. All methods are given the same noisy sinograms.{_copies(scale)}",
+        f"{head} {copies}".strip(),
         sources(about["phantoms"], scale.half),
         "## All methods",
         _comparison(rows).markdown(),
-        f"{_CAPTION}{_counts(scale)} {few}, spread evenly over the noise, with "
-        f"{scale.trajectories} trajectories of {scale.steps:,} steps and zeta = {scale.zeta:g} "
-        f"for lengths in pixels; its numbers are over those.{_weights(answers, scale.noise)}",
-        _BOLD,
+        f"{_compared(scale, few)} {_weights(answers, scale.noise)}".strip(),
+        WORDS.text["bold"],
     ]
     for metric, words in _BY_NOISE.items():
         parts += [f"### {words} by noise level", by_noise(rows, metric).markdown()]
@@ -327,38 +264,7 @@ def _text(
     ours = [row for row in rows if row.model == "vsPAIR" and not row.condition]
     for title, metrics in TABLES.items() if ours else ():
         parts += [f"## {title}", table_of(ours, metrics).markdown()]
-    return "\n\n".join([*parts, _REMARKS])
-
-
-_CAPTION = (
-    "Of methods that sample, MSE, PSNR and SSIM are of the mean of samples; one that answers with "
-    "a single estimate is scored as if that were its only sample, so that its CRPS is its mean "
-    "absolute error. PSNR and SSIM take "
-    "each truth's range, as LoDoPaB-CT's benchmark does. `beyond 2 deviations` is the share of "
-    "pixels at which the estimate misses the truth by more than twice the reported deviation, on "
-    "DPS's slices: about 5 % for a right one, 9 % if the deviation is of 10 samples. Seconds are "
-    "for one slice, alone on the same device, in one run; a trajectory's are those of one of 30 "
-    "steps times the number of steps over 30, and networks take as long before they are trained "
-    "as after. `mean image` is that of the training slices. The calibrated preset knows how far "
-    "truths scatter around what it decodes: `its noise` of that deviation is added to its "
-    "samples there."
-)
-_BOLD = (
-    "In the tables by noise the best is bold among the methods that answered all slices of a bin; "
-    "of the others brackets say how many slices they have."
-)
-_REMARKS = (
-    "The paper does not say whether its MSE is of samples, of their mean or of the decoded mean "
-    "code; it stands beside that of samples, as in its MNIST table. `nnz` counts the open gates "
-    "of a sample, also those in nobody's use that are open by chance. The printed number of "
-    "parameters counts 2,706 buffers of batch norm. `autoencoder` decodes a sample of the code "
-    "of x itself, `inversion` is the mean of samples given y. The decoder's noise of the preset "
-    "`paper` is the unit width of its likelihood, which it never samples from. Its squared errors "
-    "are without the 1/2 that eqs. (5) and (10) print, as for MNIST, so that they count twice "
-    "beside all other terms. The paper does not give its unit of length: TV-ADMM's weights and "
-    "vsPAIR's sinograms are for lengths in half sides of the image, DPS's step size for lengths "
-    "in pixels (`vspair.studies.ct.data` says why)."
-)
+    return "\n\n".join([*parts, WORDS.text["remarks"]])
 
 
 def report(bench: Bench, records: Records) -> Report:

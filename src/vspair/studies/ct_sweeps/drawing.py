@@ -18,6 +18,7 @@ from vspair.report.figures import DASHES, GREY, INK, PALETTE, ColourScale, finit
 from vspair.report.heat_map import heat_map
 from vspair.report.images import ImageRow, image_grid
 from vspair.runs.files import Groups
+from vspair.studies.words import read_words
 
 __all__ = ["CAPTIONS", "draw_all"]
 
@@ -139,15 +140,7 @@ def _styles(part: Part, name: str) -> tuple[list[dict[str, Any]], dict[str, dict
 
 # -- all figures ----------------------------------------------------------------------------
 
-CAPTIONS: dict[str, str] = {
-    "beta_prior": "Average number of active indices and average MSE of a sample on test images "
-    "over the parameters of the Beta prior.",
-    "gamma_x": "One test image under models that differ in gamma_x: truth, mean and pixelwise "
-    "variance of samples, and the probabilities that an index is active. All rows have the "
-    "same scales.",
-    "curves": "rho, and the KL of x as a mean over training images, over the epochs of every "
-    "training, a column a study.",
-}
+CAPTIONS = read_words("ct_sweeps").captions
 """What each figure shows, by its file name."""
 
 

@@ -39,6 +39,7 @@ from vspair.studies.ct_sweeps import drawing
 from vspair.studies.factors import code_row, posterior_in_parts
 from vspair.studies.results import Row
 from vspair.studies.study import Records, Report, Stage, Study
+from vspair.studies.words import read_words
 from vspair.sweeps import Trial, Trials
 from vspair.training.side_by_side import train_side_by_side
 
@@ -64,19 +65,9 @@ SWEEPS: dict[str, list[Point]] = {
 Sweeps = dict[str, dict[str, Groups]]
 """The answers of each sweep by condition, empty where a training is missing."""
 
-GRIDS = {
-    "nnz": "Average nnz", "near_one": "Gates near 1", "mse_sample": "MSE of a sample",
-    "mse_mean": "MSE of the mean of samples", "rho": "rho",
-}  # fmt: skip
-"""What is shown over alpha0 and beta0."""
-
-COLUMNS = {
-    "nnz": "average nnz", "near_one": "gates near 1", "omega_mean": "mean omega",
-    "undecided": "omega between 0.1 and 0.9", "rho": "rho", "mse_sample": "MSE of a sample",
-    "mse_mean": "MSE of the mean of samples", "crps": "CRPS", "coverage_90": "90 % covers",
-    "best_epoch": "best epoch",
-}  # fmt: skip
-"""What is shown over gamma_x."""
+WORDS = read_words("ct_sweeps")
+GRIDS, COLUMNS = WORDS.labels["prior"], WORDS.labels["gamma"]
+"""What is shown over alpha0 and beta0, and what over gamma_x."""
 
 
 def condition_of(point: Point) -> str:
@@ -214,41 +205,32 @@ def _trend(found: dict[str, Groups]) -> str:
     if len(each) < 3 or not all(rank.any() for rank in ranks):  # equal values have no order
         return ""
     _, nnz, error = np.corrcoef(ranks)[0]
-    return (
-        "Rank correlation with the prior mean of rho, alpha0 / (alpha0 + beta0), over "
-        f"{len(each)} trainings: {nnz:.2f} for nnz and {error:.2f} for the MSE of a sample."
-    )
+    return WORDS.text["trend"].format(count=len(each), nnz=nnz, error=error)
 
 
 def _gaps(found: dict[str, Groups]) -> str:
     """Say which trainings of a sweep are missing, or have failed."""
     missing = [condition for condition, answer in found.items() if not answer]
-    words = [f"Not yet trained: {len(missing)} of {len(found)} ({'; '.join(missing)})."]
-    words = words if missing else []
     failed = {c: answer["error"]["text"] for c, answer in found.items() if "error" in answer}
-    words += [f"{condition} has failed: {text}" for condition, text in failed.items()]
-    return " ".join(words) or f"All {len(found)} trainings are there."
+    words = [WORDS.text["failed"].format(condition=c, error=text) for c, text in failed.items()]
+    if missing:
+        named = {"count": len(missing), "conditions": "; ".join(missing)}
+        words.insert(0, WORDS.text["missing"].format(every=len(found), **named))
+    return " ".join(words) or WORDS.text["complete"].format(every=len(found))
 
 
 def _head(scale: Scale, about: dict[str, Any], epochs: dict[str, int]) -> str:
     """Say of what the numbers are, and what is smaller than in the paper."""
     config = config_of("small", scale)
-    model, weights = config.model, config.objective
     length = " and ".join(f"{number:,} epochs ({name})" for name, number in epochs.items())
-    words = f"Trainings have {length}; the paper's have {PAPER_EPOCHS}."
+    smaller = WORDS.text["length"].format(epochs=length, paper=PAPER_EPOCHS)
     if scale.half:
         seen, whole = scale.geometry.describe(), GEOMETRY.describe()
-        words += f" Slices are averaged once more: {seen}; the paper's: {whole}."
-    return (
-        f"{sizes(about)} Codes of {model.x_size:,} and {model.y_size:,} factors, lambda_1 = "
-        f"{weights.lambda_x:g}, lambda_2 = {weights.lambda_y:g}, lambda_b = "
-        f"{weights.lambda_binary:g}, squared errors without the printed 1/2, as in the study of "
-        f"section 4.3. **{words}** One seed, the weights of the {config.training.keep} epoch; "
-        "`best epoch` has the best score on validation patients. Errors, CRPS and coverage are "
-        f"means over the test slices, with {scale.samples} samples each; nnz counts the open "
-        "gates of one sample a slice, gates that stand at rho as often as they are open by "
-        "chance. Gates near 1 are nearer to 1 than to rho."
-    )
+        smaller += " " + WORDS.text["halved"].format(seen=seen, whole=whole)
+    return WORDS.text["head"].format(
+        sizes=sizes(about), model=config.model, weights=config.objective, smaller=smaller,
+        keep=config.training.keep, samples=scale.samples,
+    )  # fmt: skip
 
 
 def _numbers(sweeps: Sweeps) -> Groups:
@@ -322,16 +304,14 @@ def _report(bench: Bench, records: Records) -> Report:
     noise = numbers.get("gamma", {}).get("noise")
     parts = [
         _head(scale, records.data, epochs),
-        f"MSE on the same test slices without learning: {without}." if without else "",
+        WORDS.text["without"].format(errors=without) if without else "",
         sources(records.data["phantoms"], scale.half),
-        "## The Beta prior",
-        f"alpha0 and beta0, with gamma_x = 0.1 as in section 4.3. {_gaps(sweeps['prior'])}",
+        WORDS.text["prior"].format(gaps=_gaps(sweeps["prior"])),
         grids,
         _trend(sweeps["prior"]),
-        "## The weight of x's KL",
-        f"gamma_x, with alpha0 = 1, beta0 = 3 and networks of 2 blocks. {_gaps(sweeps['gamma'])}",
+        WORDS.text["gamma"].format(gaps=_gaps(sweeps["gamma"])),
         lines,
-        "" if noise is None else f"The slice of the figure has noise of {float(noise):.1f} %.",
+        "" if noise is None else WORDS.text["noise"].format(noise=float(noise)),
     ]
     about = asdict(scale) | {"epochs": epochs}
     return Report(rows, "\n\n".join(filter(None, parts)), numbers, about)
@@ -341,7 +321,7 @@ _USES = (*ALWAYS, "samples")
 
 STUDY: Study[Scale, CtData] = Study(
     name="ct-sweeps",
-    title="Hyper-parameters of computed tomography (appendix B)",
+    title=WORDS.text["title"],
     load=load,
     describe=lambda data: data.about,
     stages={

@@ -18,6 +18,7 @@ from vspair.report.images import ImageRow, image_grid, in_deviations, perturbati
 from vspair.report.page import Picture, write_page
 from vspair.report.tables import Table
 from vspair.runs.files import Groups
+from vspair.studies.words import read_words
 
 __all__ = ["CAPTIONS", "Answers", "Factors", "brief", "draw_all", "write_report"]
 
@@ -26,13 +27,8 @@ Rows = list[dict[str, Any]]
 
 SERIES = {"with decoder noise": "_with_noise", "without decoder noise": ""}
 """Samples with and without the decoder's noise, and how their metrics end."""
-METHODS = {
-    "vsPAIR": "vsPAIR, mean of samples",
-    "ridge": "Ridge regression, from the same pairs",
-    "wiener": "Wiener filter (knows the operator)",
-    "trivial-y": "Returning y as it is",
-    "trivial-mean": "Always the mean field",
-}
+WORDS = read_words("demo")
+METHODS = WORDS.names
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def brief(summary: dict[str, Any]) -> str:
         "Time to train": f"{_value(rows, 'training_seconds'):.0f} s",
     }
     return "\n".join([
-        f"Mean squared error on {summary['scale']['test']} unseen pairs",
+        WORDS.text["brief"].format(**summary["scale"]),
         *(f"  {text:<43}{value:>9}" for text, value in errors.items()),
         *(f"{text:<45}{value:>9}" for text, value in facts.items()),
     ])  # fmt: skip
@@ -131,18 +127,7 @@ def draw_all(numbers: Groups, folder: Path) -> list[Path]:
     return write_figures({k: partial(draws[k], numbers[k]) for k in draws if k in numbers}, folder)
 
 
-CAPTIONS: dict[str, str] = {
-    "pairs": "Three of the examples that the model learned from: the sharp map x before, and the "
-    "blurred and noisy map y after. Each has 16 by 16 pixels and wraps around at its edges. One "
-    "colour scale for all.",
-    "answers": "Three pairs that the model never saw. It is given the first row and knows nothing "
-    "of the second. Doubt should be large where the error is large; each of the two has a colour "
-    "scale of its own.",
-    "coverage": "On the dashed line a promise is kept exactly; below it the model is too sure, "
-    "above it too careful.",
-    "factors": "What is added to the answer for test 1 (red) or taken from it (blue) by a factor "
-    "that is moved by two of its standard deviations (sigma), down and up.",
-}
+CAPTIONS = WORDS.captions
 """What each figure shows, by its file name."""
 
 
@@ -155,10 +140,7 @@ def _error_table(rows: Rows) -> Table:
     return Table(
         ("Answer", "Mean squared error", "Share of the variance"),
         [(text, f"{mse[name]:.4f}", share[name]) for name, text in METHODS.items()],
-        "Pairs that no method has seen; smaller is better. The Wiener filter is given the heat "
-        "equation and the noise level, which the others never see, so it is a yardstick and not a "
-        "fair rival. It is the best answer that is linear in y; only a nonlinear one can be "
-        "better.",
+        WORDS.text["errors"],
         strong=(0,),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 from vspair.report import figures
 from vspair.report.figures import INK, PALETTE, Sheet
 from vspair.runs.files import Groups
+from vspair.studies.words import read_words
 
 __all__ = ["CAPTIONS", "draw_all"]
 
@@ -87,13 +88,7 @@ def _traversal(_: Sheet, axes: Any, part: Part, b: int, __: float) -> None:
     figures.legend(axes, "upper center", **below)
 
 
-CAPTIONS: dict[str, str] = {
-    "samples": "Exact and learned posteriors of three observations, seed 0: samples, the ellipse "
-    "of two exact deviations, the exact mean and the decoded mean code as crosses, and below them "
-    "the probability that each latent dimension is active.",
-    "traversal": "How x moves along the four likeliest latent dimensions, from -3 to 3 "
-    "deviations, over the eigenvectors of the exact covariance (dashed) and exact samples.",
-}
+CAPTIONS = read_words("gaussian").captions
 """What each figure shows, by its file name."""
 
 

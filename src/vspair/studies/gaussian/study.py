@@ -38,10 +38,11 @@ from vspair.studies.gaussian import drawing
 from vspair.studies.gaussian.theorem import theorem1
 from vspair.studies.results import Row, table_of
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
+from vspair.studies.words import read_words
 from vspair.training.side_by_side import train_side_by_side
 from vspair.uncertainty import traversal
 
-__all__ = ["METRICS", "SMOKE", "STUDY", "Job", "Scale", "alignment", "exact_distances"]
+__all__ = ["SMOKE", "STUDY", "Job", "Scale", "alignment", "exact_distances"]
 
 MODELS = {
     "paper": ("paper", ""),
@@ -59,16 +60,8 @@ CONVENTIONS: dict[str, tuple[str, dict[str, str | bool]]] = {
 }
 """Where the text leaves a choice: other forms of the paper's objective, and what they change."""
 
-METRICS = {
-    "mean_error": "error of the mean (exact deviations)",
-    "kl_exact": "KL to the exact posterior (nats)",
-    "w2_exact": "2-Wasserstein distance",
-    "energy_exact": "energy distance of samples",
-    "trace_ratio": "trace of covariance / exact",
-    "active": "active dimensions",
-    "alignment": "alignment with eigenvectors",
-}
-THEOREM = {f"theorem_{name}": name for name in ("mean", "variances", "covariance")}
+WORDS = read_words("gaussian")
+METRICS = WORDS.labels["measures"]
 
 
 @dataclass(frozen=True)
@@ -342,11 +335,10 @@ def _verdict(name: str, answers: Sequence[Groups]) -> str:
     rows = [answer["row"] for answer in answers]
     exact = sum(bool(row["active_least"] == row["active_most"] == 2) for row in rows)
     distances = [float(row["kl_exact"]) for row in rows]
-    return (
-        f"- {', '.join(filter(None, MODELS[name]))}: exactly 2 active dimensions for every test "
-        f"observation in {exact} of {len(rows)} seeds; median KL at most 0.01 nats in "
-        f"{sum(d <= 0.01 for d in distances)}; worst {max(distances):.4f}."
-    )
+    return WORDS.text["verdict"].format(
+        model=", ".join(filter(None, MODELS[name])), exact=exact, seeds=len(rows),
+        near=sum(d <= 0.01 for d in distances), worst=max(distances),
+    )  # fmt: skip
 
 
 def _text(
@@ -355,42 +347,18 @@ def _text(
     """Return tables and words as Markdown."""
     named = [replace(row, model=row.condition, preset="", condition="") for row in others]
     shown = {k: METRICS[k] for k in ("mean_error", "kl_exact", "trace_ratio", "active")}
-    parts = [
-        f"Medians over {scale.seeds} seeds (each its own operator, pairs and weights), plus or "
-        "minus half the distance of the quartiles. The paper prints no table for this problem; it "
-        "reports, from one run, nearly identical means and two consistently active dimensions.",
-        table_of(main, METRICS).markdown(),
-        "`trivial-prior` answers with the prior whatever was observed; `least squares` is linear "
-        "regression on the same pairs with the covariance of its residuals, which on this problem "
-        "is the right model class; `exact samples` shows what the finite number of samples adds "
-        "to each measure. KL and 2-Wasserstein distance compare means and covariances of "
-        f"{scale.samples:,} samples, as if the learned posterior were Gaussian; the energy "
-        "distance compares the first 500 with as many exact ones and assumes nothing. A random "
-        "direction has alignment 0.900. The settings of the calibrated preset were chosen on "
-        "other operators than these.",
-        "\n".join(verdicts),
-        "## The paper's objective in other forms",
-        "The paper shows one run in which samples and exact posterior nearly coincide. Ours of "
-        "the objective as printed do not, so the choices that the text leaves open were tried on "
-        f"the first {others[0].seeds} seeds (medians):",
-        table_of(named, shown).markdown(),
-        "## Theorem 1",
-        "An affine encoder of constant covariance. How far the mean and the covariance of Z_x "
-        "given y (root mean square, relative) and its variances (mean relative error of a "
-        "dimension) are from the theorem's formula, over 200 test observations. A map's "
-        "covariance is diagonal by construction.",
-        table_of(theorem, THEOREM).markdown(),
-        "The map that is fitted by the KL learns the theorem's variance. The map that is fitted "
-        "to the encoder's parameters (eq. 16) learns the encoder's own variance and misses the "
-        "part that comes from Cov(X | Y): the reason why the paper's objective is not calibrated.",
-    ]
-    return "\n\n".join(parts)
+    return WORDS.text["report"].format(
+        seeds=scale.seeds, samples=scale.samples, few=others[0].seeds,
+        table=table_of(main, METRICS).markdown(), verdicts="\n".join(verdicts),
+        conventions=table_of(named, shown).markdown(),
+        theorem=table_of(theorem, WORDS.labels["theorem"]).markdown(),
+    )  # fmt: skip
 
 
 _SIZES = ("observations", "each", "test", "samples", "epochs")
 STUDY = Study(
     name="gaussian",
-    title="Gaussian linear model (section 4.1)",
+    title=WORDS.text["title"],
     load=lambda scale, data_dir: None,
     describe=lambda data: {},
     stages={

@@ -12,6 +12,7 @@ from vspair.report.figures import PRESETS, ColourScale
 from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
 from vspair.runs.files import Groups
 from vspair.studies.fits import error_fit
+from vspair.studies.words import read_words
 
 __all__ = ["CAPTIONS", "draw_all"]
 
@@ -109,29 +110,7 @@ def _noise(part: Part) -> Any:
     )  # fmt: skip
 
 
-_PAIRS = (
-    "Four test pairs of seed 0 without noise: observation, truth, mean of 50 samples and their "
-    "pixelwise variance. The first three rows have one colour scale; that of the variance leaves "
-    "out the highest pixels, one in 200."
-)
-_FACTORS = (
-    "The four factors of highest variance of mu over the test set among those with open gates, "
-    "moved by multiples of their sigma: the difference to the decoded mean code, which stands in "
-    "the middle, for two test pairs of seed 0."
-)
-CAPTIONS: dict[str, str] = {
-    **{f"reconstruction_{preset}": f"vsPAIR ({preset}). {_PAIRS}" for preset in PRESETS},
-    **{f"perturbation_{preset}": f"vsPAIR ({preset}). {_FACTORS}" for preset in PRESETS},
-    "uncertainty_error": "Mean pixelwise variance of samples over their mean MSE, one point a "
-    "test pair of seed 0, with the line of least squares and its 95 % confidence band.",
-    "source": "Above, the variance of 50 samples with the two-sigma disc of the source outlined. "
-    "Below, the share of the variance of all samples in that disc over its share of the area, "
-    "one point a test pair of seed 0; rings are the share of the squared error, points on the "
-    "dashed line would be no more than chance.",
-    "noise": "MSE of each method's best estimate over the observation noise, seed 0. What is not "
-    "drawn is beyond the axes, and in the table: without noise, answers that are linear in y are "
-    "right to rounding, and with it exact inversion is of no use.",
-}
+CAPTIONS = read_words("heat").captions
 """What each figure shows, by its file name."""
 
 

@@ -234,7 +234,7 @@ def report(work: Work, records: Records) -> Report:
 
 STUDY = Study(
     name="heat",
-    title="The heat equation (section 4.4)",
+    title=tables.WORDS.text["title"],
     load=load,
     # As JSON reads it again, to be compared.
     describe=lambda cases: {"problem": json.loads(json.dumps(dataclasses.asdict(PROBLEM)))},

@@ -115,21 +115,14 @@ def report(work: study.Work, records: Records) -> Report:
             found = study.rows_of(work, [_answer(name)], model=name, preset="", paper=paper)
             rows += [r for r in found if name not in MOVED or r.metric.startswith("localization")]
     scale = study.sizes(work, records)
-    return Report(rows, "\n\n".join([HEAD.format(**scale), *study.tables(rows, True)]), {}, scale)
+    text = study.WORDS.text["conventions"].format(**scale, tables=study.tables(rows, True))
+    return Report(rows, text, {}, scale)
 
-
-HEAD = (
-    "One training of each, epochs: {epochs}, {test:,} test images, pixels on {pixels}. The name "
-    "says what eq. (16) compares (sigma, variance or its logarithm), how rho is set, by gradient "
-    "where nothing is said, and whether the printed penalty on undecided gates is left out; for "
-    "the localisation ratio also what is moved and how far. The paper's variance ratios are 5.2 "
-    "to 5.5, its correlations 0.55 to 0.67."
-)
 
 STUDY = replace(
     study.STUDY,
     name="mnist-conventions",
-    title="What the paper leaves open about its MNIST models, and what gives its tables",
+    title=study.WORDS.text["conventions_title"],
     stages={
         "train": Stage(study.train, study.TRAINED),
         "answers": Stage(ask_all, study.ASKED, renews=("test",)),

@@ -20,6 +20,7 @@ from vspair.report.figures import GREY, INK, MINUS, PALETTE, PRESETS, ColourScal
 from vspair.report.images import ImageRow, image_grid, perturbation
 from vspair.runs.files import Groups
 from vspair.studies.fits import error_fit
+from vspair.studies.words import read_words
 
 __all__ = ["CAPTIONS", "draw_all"]
 
@@ -331,30 +332,7 @@ _DRAWS: dict[str, tuple[Callable[[Groups], Any], str]] = {
 }
 """By file name, what draws a figure, and a number that models need for it."""
 
-CAPTIONS: dict[str, str] = {
-    "reconstructions": "Mean and pixelwise variance of 30 samples for three test images, at the "
-    "25th, 50th and 96th percentile of the error, averaged over vPAIR, sVAE and vsPAIR (paper). "
-    "One colour scale for all variances, of which colours show the root. PAIR has no variance.",
-    "percentiles": "Each preset of vsPAIR on the images at the 25th, 50th and 96th percentile of "
-    "its own error.",
-    "codes": "One latent sample of each model for the same three images. Grey: the gate is open "
-    "with probability below 0.9.",
-    "perturbation": "The medium image along three leading dimensions that are consistently active "
-    "(*: not active in all 30 samples, where those are too few), and the change.",
-    "localised": "The dimension of highest localisation ratio (*: not consistently active, where "
-    "none is), perturbed by +400 % of its value in the mean code; the corrupted region outlined. "
-    "The ratio is that of the change shown; the dimension was chosen by the table's, a step of "
-    "50 % in one sample.",
-    "localised_walks": "The same dimensions of vsPAIR from -400 % to +400 %: mean reconstructions "
-    "of 30 samples and their change, the corrupted region outlined. The ratio is the table's.",
-    "uncertainty_error": "Predicted variance over error for the same random test images, at most "
-    "500, with the line of least squares and its 95 % confidence band.",
-    "variance_ratio": "Mean variance in the corrupted region over that outside, for all test "
-    "images that lost something: quartiles as a bar, the median as a white dot.",
-    "localisation": "The highest localisation ratio of each test image, among consistently active "
-    "and among all active dimensions, and the squared change in the region of the former. "
-    "Triangles mark medians; values beyond the axis are counted in its outermost bins.",
-}
+CAPTIONS = read_words("mnist").captions
 """What each figure shows, by its file name."""
 
 

@@ -32,6 +32,7 @@ from vspair.studies.mnist.measures import InpaintingQuestion
 from vspair.studies.results import Row, over_seeds, table_of
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 from vspair.studies.trainings import load_trained, train_all, weights_digest
+from vspair.studies.words import read_words
 
 __all__ = ["MODELS", "PAPER", "SMOKE", "STUDY", "Scale"]
 
@@ -55,57 +56,8 @@ RANGES = ("[-1, 1]", "[0, 1]")
 JUDGES = ("vPAIR", "sVAE", "vsPAIR")
 """The models whose mean error decides which images all are shown on, as in the paper."""
 
-PAPER: dict[str, dict[str, float]] = {
-    "PAIR": {"mse_sample": 0.0576},
-    "vPAIR": {
-        "mse_sample": 0.0661, "mse_mean": 0.0539, "always_active": 32.0,
-        "always_active_min": 32.0, "always_active_max": 32.0, "localization_median_stable": 14.9,
-        "localization_corrupted_mse_stable": 0.044, "localization_median_any": 14.9,
-        "localization_mean_any": 17.1,
-    },
-    "sVAE": {
-        "nnz": 24.0, "sparsity": 0.969, "mse_sample": 0.0841, "mse_mean": 0.0685,
-        "always_active": 2.6, "always_active_min": 0.0, "always_active_max": 9.0,
-        "localization_median_stable": 6.5, "localization_corrupted_mse_stable": 0.121,
-        "localization_median_any": 8.7, "localization_mean_any": 9.7, "uncertainty_error_r": 0.67,
-    },
-    "vsPAIR": {
-        "nnz": 39.0, "sparsity": 0.95, "mse_sample": 0.0762, "mse_mean": 0.0643,
-        "always_active": 11.5, "always_active_min": 0.0, "always_active_max": 18.0,
-        "localization_median_stable": 14.0, "localization_corrupted_mse_stable": 0.057,
-        "localization_median_any": 15.1, "localization_mean_any": 17.7,
-    },
-}  # fmt: skip
-"""What the paper prints (tables rec_summary, consistency and localization_stats)."""
-
-TABLES = {
-    "Reconstruction and sparsity": {
-        "nnz": "average nnz",
-        "sparsity": "sparsity",
-        "mse_sample": "MSE of a sample",
-        "mse_mean": "MSE of the mean of 30",
-        "crps": "CRPS",
-    },
-    "Consistency of active dimensions over 30 samples": {
-        "always_active": "always active, mean",
-        "always_active_min": "always active, least",
-        "always_active_max": "always active, most",
-    },
-    "Localisation ratio": {
-        "localization_median_stable": "consistently active: median ratio",
-        "localization_corrupted_mse_stable": "consistently active: mean corrupted MSE",
-        "localization_median_any": "all dimensions: median ratio",
-        "localization_mean_any": "all dimensions: mean ratio",
-        "localization_without": "images without a consistently active dimension",
-    },
-    "Uncertainty": {
-        "uncertainty_error_r": "Pearson r of variance and error",
-        "variance_ratio": "median variance ratio, corrupted / uncorrupted",
-        "coverage_90": "share inside the 90 % interval",
-        "coverage_90_with_noise": "the same with the decoder's noise",
-    },
-}
-"""The rows of each table."""
+WORDS = read_words("mnist")
+PAPER = WORDS.paper
 
 
 @dataclass(frozen=True)
@@ -221,16 +173,16 @@ def floor_rows(work: Work) -> list[Row]:
     return [row for name in FLOORS for row in rows_of(work, [name], model=name, preset="")]
 
 
-def tables(rows: Sequence[Row], transposed: bool = False) -> list[str]:
+def tables(rows: Sequence[Row], transposed: bool = False) -> str:
     """Return the tables of section 4.2; transposed, with a line for each method."""
     parts = []
-    for title, metrics in TABLES.items():
+    for title, metrics in WORDS.tables.items():
         table = table_of([row for row in rows if row.metric in metrics], metrics)
         if transposed:
             head, *lines = zip(table.columns, *table.rows, strict=True)
             table = Table(head, lines)
         parts += [f"## {title}", table.markdown()]
-    return parts
+    return "\n\n".join(parts)
 
 
 def report(work: Work, records: Records) -> Report:
@@ -245,9 +197,11 @@ def report(work: Work, records: Records) -> Report:
             for k, v in shown.items()  # images need few digits
         }
     scale, unit = sizes(work, records), work.scale.unit
-    head = HEAD.format(**scale, factor=4 if unit else 0.25, other=RANGES[not unit])
     unharmed = work.answers.read("trivial-y")["scores"]["mse_mean"] == 0
-    text = "\n\n".join([head, *tables(rows), REMARKS.format(unharmed.sum())])
+    text = WORDS.text["report"].format(
+        **scale, factor=4 if unit else 0.25, other=RANGES[not unit], tables=tables(rows),
+        unharmed=unharmed.sum(),
+    )  # fmt: skip
     return Report(rows, text, numbers, scale)
 
 
@@ -264,26 +218,11 @@ def sizes(work: Work, records: Records) -> dict[str, Any]:
     }
 
 
-HEAD = (
-    "{train:,} training and {test:,} test pairs of digits {digits}, {epochs} epochs. Squared "
-    "errors are on {pixels}; times {factor:g} on {other}. The paper's value stands behind ours; "
-    "what its text leaves open was tried by `vspair reproduce mnist-conventions`. vsPAIR (paper) "
-    "is trained without the penalty on undecided gates that the paper prints, lambda_b = 0.05. A "
-    "method without samples answers with one estimate, which counts as a sample and as the mean; "
-    "its CRPS is the mean absolute error."
-)
-REMARKS = (
-    "For the localisation ratio a dimension is moved by 50 % of its value in one sample; all "
-    "dimensions are those that are not zero in it. Images without a dimension to move have no "
-    "ratio, nor have the {} test images that lost nothing, where x = y. Coverage is of single "
-    "pixels."
-)
-
 TRAINED, ASKED = ("epochs", "unit", "small", "seeds"), ("epochs", "unit", "small", "seeds", "test")
 
 STUDY = Study[Scale, InpaintingData](
     name="mnist",
-    title="Blind inpainting on MNIST (section 4.2)",
+    title=WORDS.text["title"],
     load=load,
     describe=describe,
     stages={
