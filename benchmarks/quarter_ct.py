@@ -35,7 +35,7 @@ from vspair.model import InverseModel
 from vspair.problems.ct import CtPairs, CtProblem, coarsen, moved_copies
 from vspair.runs import commit, machine
 from vspair.studies.ct.data import HALF
-from vspair.studies.factors import code_row, posterior_in_parts
+from vspair.uncertainty import posterior_in_parts, summarise_codes
 
 PROBLEM = CtProblem(HALF, noise=0.1)
 NETWORK = {"kind": "conv", "width": 8, "depth": 2}
@@ -112,7 +112,7 @@ def main() -> None:
     trainer.train(show=True)
     took, model = time.monotonic() - start, trainer.model
     window = score_method(Fbp(HALF, window="hann"), test.x, test.y)["mse_mean"].mean()
-    found = code_row(posterior_in_parts(model, test.y), Generator().manual_seed(0))
+    found = summarise_codes(posterior_in_parts(model, test.y), Generator().manual_seed(0))
     print(f"{machine('cpu')}, commit {commit()}, {took:.0f} s, {model.n_parameters:,} parameters")
     print(f"FBP with a Hann window has {float(window):.3g}")
     print(

@@ -11,9 +11,11 @@ from vspair.uncertainty.active import Summary as Summary
 from vspair.uncertainty.active import always_active as always_active
 from vspair.uncertainty.active import draw_active as draw_active
 from vspair.uncertainty.active import nnz as nnz
+from vspair.uncertainty.active import posterior_in_parts as posterior_in_parts
 from vspair.uncertainty.active import sparsity as sparsity
 from vspair.uncertainty.active import spread_over_y as spread_over_y
 from vspair.uncertainty.active import summarise as summarise
+from vspair.uncertainty.active import summarise_codes as summarise_codes
 from vspair.uncertainty.agreement import LinearFit as LinearFit
 from vspair.uncertainty.agreement import t_quantile as t_quantile
 from vspair.uncertainty.agreement import uncertainty_error as uncertainty_error
@@ -22,5 +24,6 @@ from vspair.uncertainty.localisation import BestLocalised as BestLocalised
 from vspair.uncertainty.localisation import Localisation as Localisation
 from vspair.uncertainty.localisation import best_localised as best_localised
 from vspair.uncertainty.localisation import localisation as localisation
+from vspair.uncertainty.perturbation import DEVIATIONS as DEVIATIONS
 from vspair.uncertainty.perturbation import perturb as perturb
 from vspair.uncertainty.perturbation import traversal as traversal

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
 from vspair.errors import VspairError
+from vspair.model import InverseModel
 from vspair.posterior import LatentPosterior
 
 __all__ = [
@@ -20,9 +21,11 @@ __all__ = [
     "always_active",
     "draw_active",
     "nnz",
+    "posterior_in_parts",
     "sparsity",
     "spread_over_y",
     "summarise",
+    "summarise_codes",
 ]
 
 
@@ -113,3 +116,27 @@ def spread_over_y(post: LatentPosterior, dims: Tensor | None = None) -> dict[str
         name: float((t if dims is None else t[dims.to(t.device)]).mean())
         for name, t in spreads.items()
     }
+
+
+@torch.no_grad()
+def posterior_in_parts(model: InverseModel, y: Tensor, chunk: int = 128) -> LatentPosterior:
+    """Return the posterior of many observations (B, *y_shape), which are encoded part by part."""
+    parts = [model.posterior(part).code for part in y.split(chunk)]
+    names = ("mu", "logvar", "log_on", "log_off")
+    mu, logvar, on, off = (torch.cat([getattr(part, n) for part in parts]) for n in names)
+    return LatentPosterior(model, SpikeSlab(mu, logvar, on, off, model.config.temperature))
+
+
+def summarise_codes(post: LatentPosterior, generator: Generator) -> dict[str, float]:
+    """Return how many factors are active, and how much the codes differ between observations."""
+    assert isinstance(post.code, SpikeSlab)
+    omega = post.code.omega
+    counts, opened = summarise(nnz(post, generator)), omega > 0.5
+    row = {
+        "nnz": counts.mean,
+        "nnz_std": counts.std,
+        "active_share": counts.mean / omega.shape[1],
+        "active": float(opened.double().sum(1).mean()),
+        "ever_active": float(opened.any(0).sum()),
+    }
+    return row | spread_over_y(post)

@@ -21,10 +21,13 @@ from vspair.factors import moved_latents
 from vspair.networks import squared_changes
 from vspair.posterior import LatentPosterior
 
-__all__ = ["Base", "Dims", "perturb", "traversal"]
+__all__ = ["DEVIATIONS", "Base", "Dims", "perturb", "traversal"]
 
 Base = Literal["mean", "sample"] | Tensor
 """The latent that is perturbed: the mean code (omega * mu), one sample, or one of shape (B, l)."""
+
+DEVIATIONS = (-2.0, -1.0, 0.0, 1.0, 2.0)
+"""How far figures move a factor, in multiples of its sigma."""
 
 Dims = Sequence[int] | Tensor
 """Factors: their indices, or a mask of shape (l,) or (B, l)."""

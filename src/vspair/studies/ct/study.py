@@ -36,9 +36,8 @@ from vspair.studies.ct.methods import (
     train_unet,
 )
 from vspair.studies.ct.tables import WORDS, report
-from vspair.studies.factors import STEPS, code_row, posterior_in_parts
 from vspair.studies.study import Stage, Study
-from vspair.uncertainty import traversal
+from vspair.uncertainty import DEVIATIONS, posterior_in_parts, summarise_codes, traversal
 
 __all__ = ["ALWAYS", "SMOKE", "STUDY", "Scale"]
 
@@ -138,15 +137,15 @@ def _of_codes(bench: Bench, model: InverseModel) -> Groups:
     data, rows = bench.data, _shown(bench)
     post = posterior_in_parts(model, data.test.y)
     parts = {"train": data.plain, "validation": data.held, "test": data.test}
-    row = code_row(post, Generator(bench.device).manual_seed(0))
+    row = summarise_codes(post, Generator(bench.device).manual_seed(0))
     row |= _overfitting(model, parts, bench.scale.samples)
     row["decoder_noise_normalised"] = float(model.noise_std)
     row["decoder_noise"] = float((model.noise_std * model.x_normaliser.std).mean())
     rows = rows[torch.linspace(0, len(rows) - 1, PERTURBED).round().long()]
     few = model.posterior(data.test.y[rows])
     dims, centre = few.factors(4).index, few.approximate_mean()
-    change = traversal(few, dims, STEPS) - centre[:, None, None]
-    moved = {"index": dims, "steps": torch.tensor(STEPS), "centre": centre}
+    change = traversal(few, dims, DEVIATIONS) - centre[:, None, None]
+    moved = {"index": dims, "steps": torch.tensor(DEVIATIONS), "centre": centre}
     moved |= {"difference": change, "truth": data.test.x[rows]}
     omega = post.parameters()["omega"].flatten()
     # At random: equal steps would miss whole factors.

@@ -36,12 +36,12 @@ from vspair.studies.ct.methods import Bench, config_of, simple_methods, start_pr
 from vspair.studies.ct.study import ALWAYS
 from vspair.studies.ct.tables import NAMES, sizes, sources
 from vspair.studies.ct_sweeps import drawing
-from vspair.studies.factors import code_row, posterior_in_parts
 from vspair.studies.results import Row
 from vspair.studies.study import Records, Report, Stage, Study
 from vspair.studies.words import read_words
 from vspair.sweeps import Trial, Trials
 from vspair.training.side_by_side import train_side_by_side
+from vspair.uncertainty import posterior_in_parts, summarise_codes
 
 __all__ = ["STUDY", "SWEEPS", "VALUES", "condition_of"]
 
@@ -142,7 +142,7 @@ def _more(bench: Bench, model: InverseModel, row: dict[str, Any], folder: Path) 
     assert isinstance(post.code, SpikeSlab)
     assert model.rho is not None
     omega, rho = post.code.omega, float(model.rho)
-    values = code_row(post, Generator(bench.device).manual_seed(0)) | {
+    values = summarise_codes(post, Generator(bench.device).manual_seed(0)) | {
         "omega_mean": float(omega.double().mean()),
         "undecided": float(((omega > 0.1) & (omega < 0.9)).double().mean()),
         "near_one": float((omega > (1 + rho) / 2).double().sum(1).mean()),

@@ -13,12 +13,12 @@ from vspair.report.images import ImageRow, image_grid, in_deviations, perturbati
 from vspair.runs.files import Groups
 from vspair.studies.fits import error_fit
 from vspair.studies.words import read_words
+from vspair.uncertainty import DEVIATIONS
 
 __all__ = ["CAPTIONS", "draw_all"]
 
 Part = Mapping[str, Any]
 
-STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 """How far factors are moved, in deviations."""
 BEYOND = 5e-5, 20.0
 """The ends of the axis of errors; what lies beyond is written in words."""
@@ -49,7 +49,7 @@ def _perturbation(part: Part, preset: str) -> Any:
     scale = ColourScale.change("difference to the mean", change, share=1.0)
     scales = scale, ColourScale.values("temperature", centre)
     return perturbation(
-        labels, change, [in_deviations(s) for s in STEPS], scales, 0.8, centre=centre
+        labels, change, [in_deviations(s) for s in DEVIATIONS], scales, 0.8, centre=centre
     )
 
 

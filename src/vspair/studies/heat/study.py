@@ -29,11 +29,10 @@ from vspair.model import InverseModel
 from vspair.problems.heat import PAPER_TEST, PAPER_TRAIN, HeatPairs, HeatProblem
 from vspair.runs import Groups
 from vspair.studies.answers import Question, digest, made_once
-from vspair.studies.factors import STEPS, code_row
 from vspair.studies.heat import drawing, tables
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 from vspair.studies.trainings import load_trained, train_all, weights_digest
-from vspair.uncertainty import traversal
+from vspair.uncertainty import DEVIATIONS, summarise_codes, traversal
 
 __all__ = ["PROBLEM", "SMOKE", "STUDY", "Case", "Scale"]
 
@@ -195,7 +194,7 @@ def _more(method_for: Callable[[Tensor], Answerer], test: HeatPairs) -> Groups:
     post, generator = method.posterior(test.y), Generator(method.device).manual_seed(0)
     assert isinstance(post.code, SpikeSlab)
     mean, std = post.moments(FEW, generator)
-    row |= code_row(post, generator) | {"variance_50": std.square().mean()}
+    row |= summarise_codes(post, generator) | {"variance_50": std.square().mean()}
     factors = method.posterior(test.y[:SHOWN]).factors(4, shared=True).index[0]
     few = method.posterior(test.y[:PERTURBED])
     centre = few.approximate_mean()
@@ -208,7 +207,7 @@ def _more(method_for: Callable[[Tensor], Answerer], test: HeatPairs) -> Groups:
         "walk_dims": factors,
         "walk_omega": post.code.omega[:PERTURBED, factors],
         "walk_centre": centre,
-        "walk_change": traversal(few, factors, STEPS) - centre[:, None, None],
+        "walk_change": traversal(few, factors, DEVIATIONS) - centre[:, None, None],
     }
     return {"row": row, "figure": figure}
 
