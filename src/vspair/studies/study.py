@@ -101,12 +101,14 @@ class Stage(Generic[S, D]):
         uses: The fields of the scale that its result depends on.
         grows: Those of them that may be larger than in an earlier record: a training goes on.
         renews: Those of them that may be changed: the stage then makes its answers anew.
+        reads: The stages whose results it reads; where one of them works again, so must it.
     """
 
     work: Callable[[Workspace[S, D]], bool]
     uses: Sequence[str] = ()
     grows: Sequence[str] = ()
     renews: Sequence[str] = ()
+    reads: Sequence[str] = ()
 
     def may_change(self, name: str, there: Any, here: Any) -> bool:
         """Return whether a field may differ from what was recorded of this stage."""
@@ -167,17 +169,43 @@ class Records:
                 "options, or name another folder by --runs."
             )
 
-    def note(self, name: str, workspace: Workspace[Any, Any], stage: Stage[Any, Any]) -> None:
+    def stale(self, stages: Mapping[str, Stage[Any, Any]]) -> list[str]:
+        """Return the stages that read others and were stopped, or are older than what they read.
+
+        Their answers would be of two kinds, some of them not of what the records say.
+        """
+        last = {name: record["last"] for name, record in self.stages.items()}
+        return [
+            name
+            for name, record in self.stages.items()
+            if (reads := stages[name].reads)
+            and not (record["finished"] and all(last.get(r, 0) <= last[name] for r in reads))
+        ]
+
+    def note(
+        self,
+        name: str,
+        workspace: Workspace[Any, Any],
+        stage: Stage[Any, Any],
+        finished: bool,
+    ) -> None:
         """Record that a stage has done something, with this commit, machine and command.
 
         A stage that found its work done, by whom no record says, is recorded as such.
         """
-        earlier = self.stages.get(name, {"commits": [], "machines": [], "commands": []})
+        empty: dict[str, Any] = {"commits": [], "machines": [], "commands": []}
+        earlier = self.stages.get(name, empty)
         new = {"commits": "unknown", "machines": "unknown", "commands": runs.command_line()}
         if workspace.worked:
             new |= {"commits": runs.commit(), "machines": runs.machine(workspace.device)}
-        record: dict[str, Any] = {k: [*dict.fromkeys([*earlier[k], v])] for k, v in new.items()}
+        elif earlier["commits"]:
+            new = {}
+        record: dict[str, Any] = earlier | {
+            k: [*dict.fromkeys([*earlier[k], v])] for k, v in new.items()
+        }
         record["scale"] = {key: getattr(workspace.scale, key) for key in stage.uses}
+        record["finished"] = finished
+        record["last"] = 1 + max((r["last"] for r in self.stages.values()), default=0)
         self.stages[name] = record
         runs.make_folder(self.path.parent)
         document = {"data": self.data, "stages": self.stages}
@@ -278,9 +306,10 @@ class Study(Generic[S, D]):
             return done
         finally:
             records = Records(workspace.folder)  # other stages may have ended elsewhere
-            if workspace.worked or (done and name not in records.stages):
+            stale = name not in records.stages or name in records.stale(self.stages)
+            if workspace.worked or (done and stale):
                 records.data = self.describe(workspace.data)
-                records.note(name, workspace, stage)
+                records.note(name, workspace, stage, done)
 
     def publish(self, workspace: Workspace[S, D], out: Path) -> str:
         """Write tables, figures and ``summary.json`` from what the stages kept."""
@@ -290,6 +319,11 @@ class Study(Generic[S, D]):
             raise VspairError(
                 f"There is nothing in {workspace.folder} to report on. Run the stages first: "
                 f"--only {stages.replace(', ', ',')}."
+            )
+        if stale := records.stale(self.stages):
+            raise VspairError(
+                f"In {workspace.folder}, {' and '.join(stale)} did not come to an end, or is "
+                f"older than what it reads. Run it again: --only {','.join(stale)},report."
             )
         recorded = dataclasses.replace(workspace.scale, **records.scale)  # type: ignore[type-var]
         workspace.scale = recorded

@@ -233,9 +233,13 @@ STUDY: Study[Scale, CtData] = Study(
         "regression": _trains_unet("regression"),
         "prior": _trains_unet("prior"),
         "answers": Stage(
-            _answer_all, (*ALWAYS, "samples", "dps_images", "tv_images", "tv_iterations")
+            _answer_all,
+            (*ALWAYS, "samples", "dps_images", "tv_images", "tv_iterations"),
+            reads=("paper", "calibrated", "regression"),
         ),
-        "dps": Stage(_answer_dps, (*ALWAYS, "dps_images", *_OF_DPS), renews=_OF_DPS),
+        "dps": Stage(
+            _answer_dps, (*ALWAYS, "dps_images", *_OF_DPS), renews=_OF_DPS, reads=("prior",)
+        ),
         "seconds": Stage(_measure_seconds, (*ALWAYS, "samples", "tv_images", "tv_iterations")),
     },
     report=report,

@@ -231,6 +231,10 @@ def report(work: Work, records: Records) -> Report:
     return Report(rows, tables.text_of(rows, about, records.data["problem"]), numbers, about)
 
 
+TRAINED = ("train", "epochs", "preset", "precision", "small", "seeds")
+ASKED = ("test", "samples")
+"""What of a scale trainings depend on, and what answers depend on too."""
+
 STUDY = Study(
     name="heat",
     title=tables.WORDS.text["title"],
@@ -238,10 +242,8 @@ STUDY = Study(
     # As JSON reads it again, to be compared.
     describe=lambda cases: {"problem": json.loads(json.dumps(dataclasses.asdict(PROBLEM)))},
     stages={
-        "train": Stage(
-            train, ("train", "epochs", "preset", "precision", "small", "seeds"), grows=("seeds",)
-        ),
-        "answers": Stage(answer, ("test", "samples"), renews=("test", "samples")),
+        "train": Stage(train, TRAINED, grows=("seeds",)),
+        "answers": Stage(answer, (*TRAINED, *ASKED), ("seeds",), renews=ASKED, reads=("train",)),
     },
     report=report,
     draw=drawing.draw_all,

@@ -125,7 +125,7 @@ STUDY = replace(
     title=study.WORDS.text["conventions_title"],
     stages={
         "train": Stage(study.train, study.TRAINED),
-        "answers": Stage(ask_all, study.ASKED, renews=("test",)),
+        "answers": Stage(ask_all, study.ASKED, renews=("test",), reads=("train",)),
     },
     report=report,
     draw=lambda *_: [],

@@ -227,7 +227,7 @@ STUDY = Study[Scale, InpaintingData](
     describe=describe,
     stages={
         "train": Stage(train, TRAINED, grows=("seeds",)),
-        "answers": Stage(ask_all, ASKED, grows=("seeds",), renews=("test",)),
+        "answers": Stage(ask_all, ASKED, ("seeds",), renews=("test",), reads=("train",)),
     },
     report=report,
     draw=draw_all,

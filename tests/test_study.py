@@ -1,0 +1,148 @@
+"""What every study promises: records that do not lie, and a report of what they say."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from vspair.errors import VspairError
+from vspair.studies.results import Row
+from vspair.studies.study import Records, Report, Stage, Study, Workspace
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much the study of these tests computes."""
+
+    epochs: int = 1
+    samples: int = 5
+    late: bool = False
+
+
+Work = Workspace[Scale, int]
+
+
+def train(work: Work) -> bool:
+    key = str(work.scale.epochs)
+    if not work.answers.has("model", key):
+        work.answers.write("model", key, {"row": {"epochs": work.scale.epochs}})
+    return True
+
+
+def answer(work: Work) -> bool:
+    trained = float(work.answers.read("model")["row"]["epochs"])
+    key = f"{trained} {work.scale.samples}"
+    if not work.answers.has("answer", key):
+        work.answers.write("answer", key, {"row": {"value": trained * work.scale.samples}})
+    return not work.scale.late
+
+
+def report(work: Work, records: Records) -> Report:
+    value = float(work.answers.read("answer")["row"]["value"])
+    row = Row("ridge", "", "mse_mean", value)
+    return Report([row], "Words.", {}, {"epochs": work.scale.epochs})
+
+
+STUDY = Study[Scale, int](
+    name="test",
+    title="A study",
+    load=lambda scale, folder: 7 if folder is None else 8,
+    describe=lambda data: {"data": data},
+    stages={
+        "train": Stage(train, ("epochs",), grows=("epochs",)),
+        "answers": Stage(answer, ("samples",), renews=("samples",), reads=("train",)),
+    },
+    report=report,
+    draw=lambda numbers, folder: [],
+    captions={},
+)
+
+Run = Callable[..., str | None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def call(
+        scale: Scale | None = None, only: str = "", data_dir: Path | None = None
+    ) -> str | None:
+        out, folder = tmp_path / "out", tmp_path / "runs"
+        return STUDY.reproduce(
+            scale or Scale(), out=out, folder=folder, only=only, data_dir=data_dir, device="cpu"
+        )
+
+    return call
+
+
+def value(folder: Path) -> float:
+    return float(json.loads((folder / "out/summary.json").read_text())["rows"][0]["value"])
+
+
+def test_a_report_says_who_made_it(run: Run, tmp_path: Path) -> None:
+    text = run()
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert text is not None
+    assert text.startswith("# A study\n\nMade by ")
+    assert summary["commit"] in text
+    assert summary["machine"] in text
+    assert summary["scale"] == {"epochs": 1, "data": {"data": 7}}
+    assert value(tmp_path) == 5
+
+
+def test_a_second_call_changes_no_record(run: Run, tmp_path: Path) -> None:
+    run()
+    before = (tmp_path / "runs/records.json").read_text()
+    run()
+    assert (tmp_path / "runs/records.json").read_text() == before
+
+
+def test_answers_that_are_older_than_a_training_are_not_reported(run: Run, tmp_path: Path) -> None:
+    run()
+    more = Scale(epochs=3)
+    run(more, only="train")
+    with pytest.raises(VspairError, match=r"answers did not come to an end, or is older.*--only"):
+        run(more, only="report")
+    assert value(tmp_path) == 5
+    run(more, only="answers,report")
+    assert value(tmp_path) == 15
+
+
+def test_answers_that_were_stopped_are_not_reported(run: Run, tmp_path: Path) -> None:
+    run()
+    assert run(Scale(samples=9, late=True), only="answers") is None
+    with pytest.raises(VspairError, match="answers did not come to an end"):
+        run(only="report")
+    run(Scale(samples=9), only="answers,report")
+    assert value(tmp_path) == 9
+
+
+@pytest.mark.parametrize("only", ["", "train", "train,answers"])
+def test_what_cannot_be_continued_is_refused_before_anything_is_written(
+    run: Run, tmp_path: Path, only: str
+) -> None:
+    run(Scale(epochs=3), only="train")
+    with pytest.raises(VspairError, match="epochs is 3 there and 1 here"):
+        run(Scale(epochs=1), only=only)
+    with pytest.raises(VspairError, match="data is 7 there and 8 here"):
+        run(Scale(epochs=3), only=only, data_dir=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_stages_and_empty_folders_are_explained(run: Run) -> None:
+    with pytest.raises(VspairError, match=r"only = 'figures': expected some of train, answers"):
+        run(only="figures")
+    with pytest.raises(VspairError, match=r"nothing in .* to report on.*--only train,answers"):
+        run(only="report")
+
+
+def test_damaged_records_are_named(run: Run, tmp_path: Path) -> None:
+    run()
+    (tmp_path / "runs/records.json").write_text('{"stages": ')
+    with pytest.raises(VspairError, match=r"records\.json is damaged"):
+        run()
+
+
+def test_a_row_has_a_name_of_the_vocabulary() -> None:
+    with pytest.raises(KeyError, match="mse30"):
+        replace(Row("ridge", "", "mse_mean", 1.0), metric="mse30")
