@@ -231,3 +231,23 @@ def test_the_commit_can_be_given_where_there_is_no_checkout(
     monkeypatch.setenv("VSPAIR_COMMIT", "abc123")
     assert runs.commit() == runs.versions()["commit"] == "abc123"
     runs.commit.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("typed", "recorded"),
+    [
+        (["vspair", "reproduce", "heat", "--smoke"], "vspair reproduce heat --smoke"),
+        (
+            ["/bin/vspair", "reproduce", "ct", "--data-dir", "/home/me/ct", "--runs=/tmp/r"],
+            "vspair reproduce ct --data-dir D --runs R",
+        ),
+        (["/lib/vspair/__main__.py", "demo", "--out", "a b"], "vspair demo --out O"),
+        (["/bin/pytest", "-q"], ""),
+    ],
+    ids=str,
+)
+def test_a_command_is_recorded_without_folders_of_this_machine(
+    typed: list[str], recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", typed)
+    assert runs.command_line() == recorded
