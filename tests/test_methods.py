@@ -12,6 +12,7 @@ from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.methods.dps import Prior
 from vspair.methods.regression import Regression
+from vspair.metrics import psnr, ssim
 from vspair.model import build
 from vspair.networks import NetworkConfig
 from vspair.posterior import Method, PointPosterior, Posterior, SamplePosterior
@@ -195,3 +196,19 @@ def test_scores_of_exact_samples_are_calibrated() -> None:
     assert found["mse_mean"] == pytest.approx(1 + 1 / 60, abs=0.05)
     assert found["mse_sample"] == pytest.approx(2.0, abs=0.05)
     assert found["variance"] == pytest.approx(1.0, abs=0.02)
+    assert found["deviation"] == pytest.approx(1.0, abs=0.02)
+    # Of N(0, 1 + 1/60), 5.0 % are beyond two sample deviations; E max(|Z| - 2, 0) is 0.0186.
+    assert found["beyond_2_std"] == pytest.approx(0.050, abs=0.006)
+    assert found["excess_2_std"] == pytest.approx(0.0186, abs=0.004)
+    assert found["beyond_4_std"] < 0.001
+
+
+def test_image_quality_is_of_the_mean_and_of_one_sample() -> None:
+    generator = Generator().manual_seed(4)
+    x = torch.rand(3, 9, 9, generator=generator)
+    samples = x + 0.3 * torch.randn(5, 3, 9, 9, generator=generator)
+    found = evaluation.scores(SamplePosterior(samples), x, samples=5, image_quality=True)
+    torch.testing.assert_close(found["ssim"], ssim(samples.mean(0), x))
+    torch.testing.assert_close(found["ssim_sample"], ssim(samples[0], x))
+    torch.testing.assert_close(found["psnr"], psnr(samples.mean(0), x))
+    assert float(found["ssim"].mean()) > float(found["ssim_sample"].mean()) + 0.05

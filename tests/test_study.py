@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vspair.errors import VspairError
-from vspair.studies.results import Row
+from vspair.studies.results import Row, metrics_of, over_seeds
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 
 
@@ -146,3 +147,25 @@ def test_damaged_records_are_named(run: Run, tmp_path: Path) -> None:
 def test_a_row_has_a_name_of_the_vocabulary() -> None:
     with pytest.raises(KeyError, match="mse30"):
         replace(Row("ridge", "", "mse_mean", 1.0), metric="mse30")
+
+
+def test_the_metrics_of_an_answer_are_means_correlations_and_shares() -> None:
+    scores = {"variance": [1, 2, 3, 4], "mse_mean": [2, 4, 6, 8], "mse_sample": [4, 3, 2, 1]}
+    answer = {
+        "scores": {name: np.array(values, np.float32) for name, values in scores.items()},
+        "row": {"field_variance": np.array(10.0), "parameters": np.array(7)},
+    }
+    found = metrics_of(answer)
+    assert (found["mse_mean"], found["parameters"]) == (5, 7)
+    assert found["uncertainty_error_r"] == pytest.approx(1)
+    assert found["uncertainty_error_r_sample"] == pytest.approx(-1)
+    assert found["relative_mse_mean"] == pytest.approx(0.5)
+    assert found["relative_mse_sample"] == pytest.approx(0.25)
+
+
+def test_rows_over_seeds_have_mean_deviation_and_the_papers_value() -> None:
+    found = [{"mse_mean": 1.0, "nnz": 4.0}, {"mse_mean": 3.0, "nnz": 4.0}]
+    error, count = over_seeds(found, {"nnz": 5.0}, model="vsPAIR", preset="paper")
+    assert (error.value, error.spread, error.seeds, error.paper) == (2, 2**0.5, 2, None)
+    assert (count.value, count.spread, count.paper) == (4, 0, 5)
+    assert error.label == "vsPAIR (paper)"

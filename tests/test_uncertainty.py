@@ -605,3 +605,23 @@ def test_mistakes_are_named(mistake: str) -> None:
     post = make("vsPAIR")
     with pytest.raises(VspairError, match=message):
         call(post)
+
+
+def test_codes_are_summarised_by_counts_that_can_be_seen() -> None:
+    """Two observations, four gates that are open or closed for certain."""
+    omega = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    mu = torch.tensor([[1.0, 2.0, 3.0, 4.0], [3.0, 2.0, 3.0, 4.0]])
+    code = SpikeSlab.of(mu, torch.zeros(2, 4), omega)
+    found = u.summarise_codes(LatentPosterior(make("vsPAIR").model, code), seeded())
+    assert (found["nnz"], found["active"], found["ever_active"]) == (2, 2, 3)
+    assert found["nnz_std"] == pytest.approx(2**0.5)
+    assert found["active_share"] == 0.5
+    assert found["std_mu_over_y"] == pytest.approx(2**0.5 / 4)
+    assert found["std_omega_over_y"] == pytest.approx(2 * 0.5**0.5 / 4)
+
+
+def test_a_posterior_in_parts_is_that_of_the_whole() -> None:
+    model, y = make("vsPAIR").model, torch.randn(7, *make("vsPAIR").model.y_shape)
+    whole, parts = model.posterior(y), u.posterior_in_parts(model, y, chunk=3)
+    for name, values in whole.parameters().items():
+        torch.testing.assert_close(parts.parameters()[name], values)
