@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vspair.config import ModelConfig
 from vspair.errors import VspairError
-from vspair.evaluation import evaluate, invert
+from vspair.evaluation import evaluate, invert, scores
+from vspair.methods import Ridge
 from vspair.metrics import central_interval
 from vspair.model import InverseModel, build
 from vspair.networks import NetworkConfig
@@ -39,30 +40,30 @@ def make(kind: Kind, n: int = 5) -> tuple[InverseModel, Tensor, Tensor]:
 @pytest.mark.parametrize("n", [1, 5])
 def test_scores_are_numbers_or_left_out(kind: Kind, samples: int, n: int) -> None:
     model, x, y = make(kind, n)
-    scores = evaluate(model, x, y, samples=samples)
-    assert all(map(math.isfinite, scores.values()))
+    found = evaluate(model, x, y, samples=samples)
+    assert all(map(math.isfinite, found.values()))
     expected = set() if kind == "PAIR" or samples == 1 else {"variance"}
     expected |= {"uncertainty_error_r"} if expected and n > 1 else set()
-    assert scores.keys() & SPREAD == expected
-    assert {"mse_mean", "mse_sample", "mse_code", "crps", "energy_score"} <= scores.keys()
-    assert ("coverage_90" in scores) == (kind != "PAIR" and samples > 1)
-    assert all(map(look_up, scores))
-    assert ("active" in scores) == (kind in ("sVAE", "vsPAIR"))
+    assert found.keys() & SPREAD == expected
+    assert {"mse_mean", "mse_sample", "mse_code", "crps", "energy_score"} <= found.keys()
+    assert ("coverage_90" in found) == (kind != "PAIR" and samples > 1)
+    assert all(map(look_up, found))
+    assert ("active" in found) == (kind in ("sVAE", "vsPAIR"))
 
 
 def test_constant_test_data_is_scored() -> None:
     model, _, _ = make("vsPAIR")
-    scores = evaluate(model, np.zeros((6, 3)), np.ones((6, 4)), samples=5)
-    assert scores["floor_mean"] == 0
-    assert all(map(math.isfinite, scores.values()))
+    found = evaluate(model, np.zeros((6, 3)), np.ones((6, 4)), samples=5)
+    assert found["floor_mean"] == 0
+    assert all(map(math.isfinite, found.values()))
 
 
 def test_intervals_hold_samples_as_often_as_they_promise() -> None:
     """A truth drawn from the posterior itself lies in its interval nine times in ten."""
     model, _, y = make("vPAIR", 4000)
     x = model.posterior(y).sample(1)[0]
-    scores = evaluate(model, x, y, samples=20, chunk=500)
-    assert scores["coverage_90"] == pytest.approx(0.9, abs=0.015)
+    found = evaluate(model, x, y, samples=20, chunk=500)
+    assert found["coverage_90"] == pytest.approx(0.9, abs=0.015)
 
 
 def test_scores_that_overflow_are_refused() -> None:
@@ -120,3 +121,32 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     model, _, y = make("vsPAIR")
     with pytest.raises(VspairError, match=r"level = 1\.5|at least one"):
         invert(model, y, **wrong)
+
+
+# -- any method -------------------------------------------------------------------------------
+
+
+def test_methods_without_a_model_are_evaluated_and_inverted(tmp_path: Path) -> None:
+    x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+    ridge = Ridge(x, 2 * x, penalties=[1e-9])
+    assert evaluate(ridge, x, 2 * x)["mse_mean"] < 1e-9
+    answer = invert(ridge, 2 * x[:4], out=tmp_path / "answer.npz")
+    assert answer.keys() == {"mean", "seconds"}
+    assert np.allclose(answer["mean"], x[:4], atol=1e-4)
+    with pytest.raises(VspairError, match=r"x has shape \(30, 2\)"):
+        evaluate(ridge, x[:, :2], 2 * x)
+
+
+def test_truths_of_another_number_or_shape_are_refused() -> None:
+    model, x, y = make("vsPAIR")
+    post = model.posterior(y)
+    for wrong in (x[:1], x[:4], x[:, :2], x[0]):
+        with pytest.raises(VspairError, match=r"x has shape .*expected \(5, 3\)"):
+            scores(post, wrong)
+
+
+def test_one_observation_is_scored_as_a_batch_of_one() -> None:
+    model, x, y = make("vsPAIR")
+    one, batch = scores(model.posterior(y[0]), x[0]), scores(model.posterior(y[:1]), x[:1])
+    assert one.keys() == batch.keys()
+    assert all(torch.equal(one[name], batch[name]) for name in one)

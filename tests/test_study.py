@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.studies.answers import Question, digest
 from vspair.studies.results import Row, metrics_of, over_seeds
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 
@@ -169,3 +172,28 @@ def test_rows_over_seeds_have_mean_deviation_and_the_papers_value() -> None:
     assert (error.value, error.spread, error.seeds, error.paper) == (2, 2**0.5, 2, None)
     assert (count.value, count.spread, count.paper) == (4, 0, 5)
     assert error.label == "vsPAIR (paper)"
+
+
+def test_a_question_is_known_again_by_all_that_it_asks() -> None:
+    pairs = Pairs(torch.arange(12.0).reshape(6, 2), torch.ones(6, 3))
+    asked = Question(pairs, torch.tensor([0]))
+    others = [
+        replace(asked, samples=7),
+        replace(asked, block=2),
+        replace(asked, image_quality=True),
+        replace(asked, pairs=Pairs(pairs.x.reshape(6, 1, 2), pairs.y)),
+    ]
+    assert len({question.key for question in (asked, *others)}) == 5
+    assert digest(1, 12) != digest(11, 2)
+
+
+def test_records_of_an_earlier_version_ask_for_another_run(run: Run, tmp_path: Path) -> None:
+    run()
+    path = tmp_path / "runs/records.json"
+    records = json.loads(path.read_text())
+    for stage in records["stages"].values():
+        del stage["last"], stage["finished"]
+    path.write_text(json.dumps(records))
+    with pytest.raises(VspairError, match="answers did not come to an end"):
+        run(only="report")
+    assert run() is not None

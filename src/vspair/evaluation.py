@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.codes import SpikeSlab
-from vspair.data import as_pairs
+from vspair.data import as_data, as_pairs
 from vspair.errors import VspairError
 from vspair.metrics import (
     central_interval,
@@ -96,6 +96,18 @@ def _code_scores(post: LatentPosterior, x: Tensor, generator: Generator) -> dict
     return found
 
 
+def _truths(posterior: Posterior, x: Tensor) -> Tensor:
+    """Return truths as a batch beside the posterior; refuse those of another number or shape."""
+    expected = len(posterior), *posterior.x_shape
+    batch = x[None] if tuple(x.shape) == posterior.x_shape and len(posterior) == 1 else x
+    if tuple(batch.shape) != expected:
+        raise VspairError(
+            f"x has shape {tuple(x.shape)}, the posterior is of {len(posterior)} observations of "
+            f"shape {posterior.x_shape}: expected {expected}."
+        )
+    return batch.to(posterior.device)
+
+
 @torch.no_grad()
 def scores(
     posterior: Posterior,
@@ -124,9 +136,10 @@ def scores(
         it has spread and there are two samples or more; ``mse_code`` where it is decoded from a
         code, and ``active`` and ``nnz`` where that has gates.
     """
-    x = x.to(posterior.device)
+    x = _truths(posterior, x)
     generator = generator or _generator(posterior.device, 0)
-    sampled = posterior.sample(min(samples, posterior.most_samples or samples), generator)
+    count = min(samples, posterior.most_samples or samples)
+    sampled = posterior.sample(count, generator).reshape(count, *x.shape)
     mean = sampled.mean(0)
     found = {
         "mse_mean": _entries_mean((mean - x).square()),
@@ -223,12 +236,12 @@ def _wait_for(device: torch.device) -> None:
 
 
 def evaluate(
-    model: InverseModel, x: Any, y: Any, *, samples: int = 50, seed: int = 0, chunk: int = 64
+    model: Method, x: Any, y: Any, *, samples: int = 50, seed: int = 0, chunk: int = 64
 ) -> dict[str, float]:
     """Return scores of the posterior on test pairs, with the trivial floors beside them.
 
     Arguments:
-        model: A trained model.
+        model: A trained model, or any other method.
         x: The true unknowns, with shape (N, *x_shape).
         y: Their observations, with shape (N, *y_shape).
         samples: Posterior samples for each observation.
@@ -242,10 +255,9 @@ def evaluate(
         ``floor_y``, the MSE of answering with y itself. Scores that are not defined are left out.
     """
     x, y = as_pairs(x, y, vary=False)
-    if tuple(x.shape[1:]) != model.x_shape:
+    if tuple(x.shape[1:]) != (x_shape := model.posterior(y[:1]).x_shape):
         raise VspairError(
-            f"x has shape {tuple(x.shape)}: this model was trained on unknowns of shape "
-            f"{model.x_shape}."
+            f"x has shape {tuple(x.shape)}: this model was trained on unknowns of shape {x_shape}."
         )
     found = score_method(model, x, y, samples=samples, seed=seed, chunk=chunk)
     result = {name: float(values.mean()) for name, values in found.items()}
@@ -276,7 +288,7 @@ def _finite(scores: dict[str, float]) -> dict[str, float]:
 
 
 def invert(
-    model: InverseModel,
+    model: Method,
     y: Any,
     *,
     samples: int = 50,
@@ -288,8 +300,8 @@ def invert(
     """Invert observations, and save the answer where a file is named.
 
     Arguments:
-        model: A trained model.
-        y: One observation or a batch.
+        model: A trained model, or any other method.
+        y: One observation or a batch; a batch for methods that are no models.
         samples: Posterior samples for each observation.
         level: The probability inside the interval.
         noise: Whether samples include the decoder's noise.
@@ -304,12 +316,14 @@ def invert(
     check_level(level)
     path = None if out is None else _new_npz(Path(out))
     start = time.perf_counter()
-    post = model.posterior(y, noise=noise)
+    more = {"noise": noise} if isinstance(model, InverseModel) else {}
+    post = model.posterior(y if more else as_data(y, "y"), **more)
     sampled = post.sample(samples, _generator(post.device, seed))
     spread = {"samples": sampled, **_summary(sampled, level)}
     named = spread if post.has_spread else {"mean": sampled[0]}
-    named["approximate_mean"] = post.approximate_mean()
-    arrays = {k: v.cpu().numpy() for k, v in (named | post.parameters()).items()}
+    if isinstance(post, LatentPosterior):
+        named |= {"approximate_mean": post.approximate_mean(), **post.parameters()}
+    arrays = {k: v.cpu().numpy() for k, v in named.items()}
     arrays["seconds"] = np.array(time.perf_counter() - start)
     if path is not None:
         atomically(path, lambda part: _save_npz(part, arrays))

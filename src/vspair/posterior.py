@@ -120,6 +120,7 @@ class Posterior(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Return the ends of the central interval of n samples, each of shape (B, *x_shape)."""
         check_level(level)
+        _at_least_one(n)
         self._expect_spread()
         low, high = central_interval(torch.cat(list(self._sampled(n, generator))), level)
         return self._squeeze(low), self._squeeze(high)

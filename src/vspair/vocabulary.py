@@ -22,7 +22,9 @@ class Metric(NamedTuple):
 
 _GENERAL = {
     "mse_mean": Metric("data²", "mean of (m - x)²; of a point method, of its estimate"),
-    "mse_sample": Metric("data²", "mean of (X - x)², over all samples too"),
+    "mse_sample": Metric(
+        "data²", "mean of (X - x)², over samples too (published of MNIST: of one sample)"
+    ),
     "mse_code": Metric("data²", "mean of (d(E z) - x)²: the decoded mean code"),
     "mse_mean_first": Metric("data²", "mse_mean of seed 0 alone"),
     "relative_mse_mean": Metric("", "mse_mean over the variance of the truths"),
@@ -39,7 +41,9 @@ _GENERAL = {
     "psnr": Metric("dB", "10 log10(range(x)² / mse_mean), mean over images"),
     "ssim": Metric("", "structural similarity of m and x, windows of 7x7"),
     "ssim_sample": Metric("", "structural similarity of one sample and x"),
-    "uncertainty_error_r": Metric("", "Pearson r over images of variance and mse_mean"),
+    "uncertainty_error_r": Metric(
+        "", "Pearson r over images of variance and mse_mean (MNIST: over 500 of them)"
+    ),
     "uncertainty_error_r_sample": Metric("", "Pearson r over images of variance and mse_sample"),
     "floor_mean": Metric("data²", "mse_mean of answering with the mean of the truths"),
     "floor_y": Metric("data²", "mse_mean of answering with y itself"),
@@ -68,7 +72,8 @@ _CODES = {
     "std_omega_over_y": Metric("", "the same of omega"),
     "decoder_noise": Metric("data", "standard deviation of the decoder's noise"),
     "decoder_noise_normalised": Metric("", "the same in the unit that networks see"),
-    "mse_autoencoder": Metric("data²", "mean squared error of x decoded from its own code"),
+    "mse_autoencoder": Metric("data²", "mean of (d(E z) - x)², z from the code of x itself"),
+    "mse_autoencoder_sample": Metric("data²", "mean of (d(z) - x)², z sampled from it"),
     "mse_training_mode": Metric("data²", "mse_sample with batch norm as in training"),
 }
 

@@ -104,7 +104,9 @@ def of_real_slices(data_dir: Path | None, runs: Path | None, only: str) -> bool:
 def gaussian(
     out: Results = None,
     runs: Runs = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many problems and trainings.")] = 10,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many problems and trainings: 10.")
+    ] = None,
     only: Annotated[
         str, typer.Option(help="Some of models,conventions,theorem,report with commas between.")
     ] = "",
@@ -116,7 +118,8 @@ def gaussian(
     """Section 4.1: a linear Gaussian problem whose posterior is known in closed form."""
     from vspair.studies.gaussian.study import SMOKE, STUDY, Scale
 
-    scale = replace(SMOKE if smoke else Scale(), seeds=seeds)
+    scale = SMOKE if smoke else Scale()
+    scale = scale if seeds is None else replace(scale, seeds=seeds)
     how: dict[str, Any] = {"only": only, "jobs": jobs, "minutes": minutes, "device": "cpu"}
     run_study(STUDY, scale, "gaussian" + "-smoke" * smoke, out, runs, draw, show=True, **how)
 

@@ -70,7 +70,8 @@ class Ridge(PointMethod):
                 f"y has shape {tuple(y.shape)}: expected a batch of shape (B, "
                 f"{', '.join(map(str, self.y_shape))})."
             )
-        x = y.flatten(1).double() @ self.weight + self.bias
+        weight, bias = self.weight.to(y.device), self.bias.to(y.device)
+        x = y.flatten(1).double() @ weight + bias
         return x.to(y.dtype).reshape(-1, *self.x_shape)
 
 

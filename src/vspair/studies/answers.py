@@ -35,12 +35,14 @@ _REMADE = "The study's stages make it; where it is damaged, remove it first."
 
 def digest(*parts: object) -> str:
     """Return a short name for settings; tensors and bytes count by their contents."""
-    known = hashlib.blake2b(digest_size=8)
+    found = hashlib.blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, Tensor):
+            found.update(f"{tuple(part.shape)} {part.dtype}".encode())
             part = part.detach().cpu().contiguous().numpy().tobytes()
-        known.update(part if isinstance(part, bytes) else repr(part).encode())
-    return known.hexdigest()
+        found.update(part if isinstance(part, bytes) else repr(part).encode())
+        found.update(b";")
+    return found.hexdigest()
 
 
 def as_array(values: Any) -> Any:
@@ -80,7 +82,9 @@ class Question:
     @property
     def key(self) -> str:
         """What the question is known again by."""
-        return digest(self.pairs.x, self.pairs.y, self.samples, self.region)
+        return digest(
+            self.pairs.x, self.pairs.y, self.samples, self.region, self.block, self.image_quality
+        )
 
     def scores(self, method: Method, rows: Tensor) -> dict[str, Tensor]:
         """Return a method's scores on some rows, each with shape (k,)."""

@@ -174,12 +174,12 @@ class Records:
 
         Their answers would be of two kinds, some of them not of what the records say.
         """
-        last = {name: record["last"] for name, record in self.stages.items()}
+        last = {name: record.get("last", 0) for name, record in self.stages.items()}
         return [
             name
             for name, record in self.stages.items()
             if (reads := stages[name].reads)
-            and not (record["finished"] and all(last.get(r, 0) <= last[name] for r in reads))
+            and not (record.get("finished") and all(last.get(r, 0) <= last[name] for r in reads))
         ]
 
     def note(
@@ -205,7 +205,7 @@ class Records:
         }
         record["scale"] = {key: getattr(workspace.scale, key) for key in stage.uses}
         record["finished"] = finished
-        record["last"] = 1 + max((r["last"] for r in self.stages.values()), default=0)
+        record["last"] = 1 + max((r.get("last", 0) for r in self.stages.values()), default=0)
         self.stages[name] = record
         runs.make_folder(self.path.parent)
         document = {"data": self.data, "stages": self.stages}

@@ -46,13 +46,17 @@ def train_side_by_side(
         torch.cuda.synchronize()
     work = [(training, training.run_steps([]), _lane(training.device)) for training in trainings]
     most = max((t.settings.epochs for t in trainings), default=1)
+    failed: list[VspairError] = []
     with Progress(most, show) as bar:
         while work and not (deadline and time.monotonic() > deadline):
             left = []
             for training, steps, lane in work:
                 with torch.cuda.stream(lane):
-                    if next(steps, steps) is None:
-                        left.append((training, steps, lane))
+                    try:
+                        if next(steps, steps) is None:
+                            left.append((training, steps, lane))
+                    except VspairError as error:  # the others go on without it
+                        failed.append(error)
             work = left
             if work and bar.due():
                 bar.advance(min(training.epochs_done for training, _, _ in work))
@@ -62,6 +66,8 @@ def train_side_by_side(
             steps.close()
     if on_gpu:
         torch.cuda.synchronize()
+    if failed:
+        raise failed[0]
     return not work
 
 

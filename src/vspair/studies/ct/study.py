@@ -126,7 +126,7 @@ def _overfitting(
     row = {}
     for name, part in parts.items():
         own = score_method(_OwnCode(model), part.x, part.x, samples=1)
-        row[f"mse_autoencoder_{name}"] = float(own["mse_sample"].mean())
+        row[f"mse_autoencoder_sample_{name}"] = float(own["mse_sample"].mean())
         given = score_method(model, part.x, part.y, samples=samples)
         row[f"mse_mean_{name}"] = float(given["mse_mean"].mean())
     return row

@@ -101,7 +101,14 @@ def _sweep(bench: Bench, name: str) -> bool:
         condition = condition_of(row["settings"])
         if "error" in row and not bench.answers.has(condition):  # to diverge is a result too
             bench.answers.write(condition, "", {"error": {"text": np.array(row["error"])}})
-    return all(bench.answers.has(condition_of(point)) for point in SWEEPS[name])
+    left = [point for point in SWEEPS[name] if not bench.answers.has(condition_of(point))]
+    scored = [row["settings"] for row in rows]
+    if lost := [condition_of(point) for point in left if point in scored]:
+        raise VspairError(
+            f"{bench.folder / name} has trained and scored {lost[0]}, but its answer is lost, and "
+            f"its weights were removed. Remove {bench.folder / name} to train this sweep again."
+        )
+    return not left
 
 
 def _train_and_score(bench: Bench, trial: Trial) -> dict[str, float] | None:

@@ -106,7 +106,8 @@ class Job:
     @property
     def key(self) -> str:
         """What its answer is known again by, whatever the number of seeds."""
-        return digest(self.name, replace(self.scale, seeds=0))
+        settings = None if self.method in (*FLOORS, "theorem") else self.config
+        return digest(self.name, replace(self.scale, seeds=0), settings)
 
     @property
     def problem(self) -> GaussianProblem:

@@ -19,7 +19,6 @@ __all__ = ["CAPTIONS", "draw_all"]
 
 Part = Mapping[str, Any]
 
-"""How far factors are moved, in deviations."""
 BEYOND = 5e-5, 20.0
 """The ends of the axis of errors; what lies beyond is written in words."""
 
