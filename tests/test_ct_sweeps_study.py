@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -286,3 +287,13 @@ def test_half_and_parts_have_folders_of_their_own(
     assert (given["out"], given["folder"]) == (Path("results", name), Path("runs", name))
     assert given["scale"].half == ("--half" in words)
     assert given["scale"].copies == 1
+
+
+def test_a_lost_answer_says_what_to_remove(whole: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    lost = next(path for path in (copy / "runs/answers").glob("gamma_x=*.npz"))
+    lost.unlink()
+    with pytest.raises(
+        VspairError, match=rf"scored {re.escape(lost.stem)}, but its answer is lost"
+    ):
+        run(copy, only="gamma")

@@ -1,4 +1,5 @@
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -469,6 +470,17 @@ def test_trainings_side_by_side_give_the_same_bits_as_alone(tmp_path: Path) -> N
     assert train_side_by_side(together)
     for model, trainer in zip(alone, together, strict=True):
         assert same(model.state_dict(), trainer.model.state_dict())
+
+
+def test_a_training_that_diverges_stops_no_other() -> None:
+    x, y = pairs()
+    alone = vspair.fit(x, y, config=config(seed=1), progress=False)
+    good, bad = _alike(x, y, 1), _alike(x, y, 2)
+    next(bad.model.parameters()).data.fill_(math.nan)
+    with pytest.raises(VspairError, match="diverged"):
+        train_side_by_side([bad, good])
+    assert good.finished
+    assert same(alone.state_dict(), good.model.state_dict())
 
 
 def _alike(x: Tensor, y: Tensor, seed: int, out: Path | None = None) -> Trainer:
