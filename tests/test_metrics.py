@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vspair.errors import VspairError
+from vspair.evaluation import excess
 from vspair.metrics import (
     central_interval,
     coverage,
@@ -15,6 +16,8 @@ from vspair.metrics import (
     gaussian_w2,
     pearson,
     psnr,
+    share_inside,
+    spearman,
     ssim,
 )
 
@@ -160,3 +163,21 @@ def test_ssim_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     x = torch.rand(2, 6, 20) if shape == (2, 6, 20) else torch.rand(2, 8, 8)
     with pytest.raises(VspairError, match="expected images"):
         ssim(torch.rand(shape), x)
+
+
+def test_the_share_inside_a_region_by_hand() -> None:
+    values = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 5.0], [5.0, 0.0]]])
+    region = torch.tensor([[[True, False], [False, True]], [[False, True], [False, False]]])
+    assert share_inside(values, region).tolist() == [0.5, 0.5]
+
+
+def test_excess_by_hand() -> None:
+    estimate, std, x = torch.tensor([[0.0, 1.0, -3.0]]), torch.ones(1, 3), torch.zeros(1, 3)
+    assert excess(estimate, std, x).tolist() == [[0, 0, 1]]
+    assert excess(estimate, std, x, deviations=0.5).tolist() == [[0, 0.5, 2.5]]
+
+
+def test_spearman_with_ties_is_that_of_the_mean_ranks() -> None:
+    """Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: r = 4.5 / sqrt(4.5 * 5)."""
+    assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert spearman([1, 2, 3], [9, 4, 1]) == pytest.approx(-1)

@@ -7,6 +7,7 @@ pictures are drawn elsewhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ __all__ = [
     "psnr",
     "sample_moments",
     "share_inside",
+    "spearman",
     "ssim",
 ]
 
@@ -113,6 +115,17 @@ def pearson(a: Tensor, b: Tensor) -> Tensor:
     """Return the correlation of two vectors, a scalar."""
     a, b = a - a.mean(), b - b.mean()
     return (a * b).sum() / (a.norm() * b.norm())
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the rank correlation of two lists; NaN where all values of one are equal."""
+
+    def ranks(values: Sequence[float]) -> Tensor:  # equal values share the mean of theirs
+        v = torch.tensor(values, dtype=torch.float64)
+        below, above = (v < v[:, None]).sum(1), (v > v[:, None]).sum(1)
+        return (below - above) / 2
+
+    return float(pearson(ranks(a), ranks(b)))
 
 
 def share_inside(values: Tensor, region: Tensor) -> Tensor:

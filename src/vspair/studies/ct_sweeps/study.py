@@ -27,6 +27,7 @@ from torch import Generator
 from vspair import runs
 from vspair.codes import SpikeSlab
 from vspair.errors import VspairError
+from vspair.metrics import spearman
 from vspair.model import InverseModel
 from vspair.report.tables import Table
 from vspair.runs import Groups
@@ -197,21 +198,14 @@ def _tables(sweeps: Sweeps) -> tuple[str, str]:
     return "\n\n".join(grids), Table(["gamma_x", *COLUMNS.values()], lines).markdown()
 
 
-def _ranks(values: Sequence[float]) -> Any:
-    """Return the ranks of values, from the middle on; equal values share the mean of theirs."""
-    array = np.asarray(values, float)
-    return ((array < array[:, None]).sum(1) - (array > array[:, None]).sum(1)) / 2
-
-
 def _trend(found: dict[str, Groups]) -> str:
     """Say how nnz follows the prior mean of rho, as the paper expects: Spearman's correlation."""
     each = [(p, _values(found[condition_of(p)])) for p in SWEEPS["prior"]]
     each = [(point, values) for point, values in each if values]
-    mean = _ranks([p["alpha0"] / (p["alpha0"] + p["beta0"]) for p, _ in each])
-    ranks = [mean, *(_ranks([v[m] for _, v in each]) for m in ("nnz", "mse_sample"))]
-    if len(each) < 3 or not all(rank.any() for rank in ranks):  # equal values have no order
+    mean = [p["alpha0"] / (p["alpha0"] + p["beta0"]) for p, _ in each]
+    nnz, error = (spearman(mean, [v[m] for _, v in each]) for m in ("nnz", "mse_sample"))
+    if len(each) < 3 or math.isnan(nnz + error):  # equal values have no order
         return ""
-    _, nnz, error = np.corrcoef(ranks)[0]
     return WORDS.text["trend"].format(count=len(each), nnz=nnz, error=error)
 
 
