@@ -96,20 +96,19 @@ def over_seeds(
 
 
 def summary(
-    study: str, made: Mapping[str, str], scale: Mapping[str, Any], rows: Iterable[Row]
+    study: str, made: Mapping[str, Any], scale: Mapping[str, Any], rows: Iterable[Row]
 ) -> dict[str, Any]:
     """Return what ``summary.json`` holds.
 
     Arguments:
         study: Its name.
-        made: The ``command``, ``commit`` and ``machine`` that made the rows.
+        made: The ``command``, ``commit``, ``machine`` and ``versions`` that made the rows.
         scale: How much was computed.
         rows: The numbers.
     """
     return {
         "study": study,
-        **made,
-        "versions": runs.versions(),
+        **{"versions": runs.versions(), **made},
         "scale": dict(scale),
         "rows": [{k: v for k, v in asdict(row).items() if v not in ("", None)} for row in rows],
     }

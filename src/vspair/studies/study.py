@@ -205,6 +205,8 @@ class Records:
         }
         record["scale"] = {key: getattr(workspace.scale, key) for key in stage.uses}
         record["finished"] = finished
+        if workspace.worked:
+            record["versions"] = runs.versions()
         record["last"] = 1 + max((r.get("last", 0) for r in self.stages.values()), default=0)
         self.stages[name] = record
         runs.make_folder(self.path.parent)
@@ -330,7 +332,9 @@ class Study(Generic[S, D]):
         report = self.report(workspace, records)
         runs.make_folder(out)
         command, commit, machine = map(records.joined, ("commands", "commits", "machines"))
-        made = {"command": command, "commit": commit, "machine": machine}
+        made: dict[str, Any] = {"command": command, "commit": commit, "machine": machine}
+        latest = max(records.stages.values(), key=lambda record: record.get("last", 0))
+        made["versions"] = latest.get("versions", runs.versions())
         scale = {**report.scale, "data": records.data}
         document = summary(self.name, made, scale, report.rows)
         runs.write_text(out / "summary.json", json.dumps(document, indent=1) + "\n")
