@@ -197,3 +197,13 @@ def test_records_of_an_earlier_version_ask_for_another_run(run: Run, tmp_path: P
     with pytest.raises(VspairError, match="answers did not come to an end"):
         run(only="report")
     assert run() is not None
+
+
+def test_the_folder_of_another_study_is_refused(run: Run, tmp_path: Path) -> None:
+    run()
+    other = replace(STUDY, name="other")
+    for only in ("", "report"):
+        with pytest.raises(VspairError, match="belongs to the study test, not to other"):
+            other.reproduce(
+                Scale(), out=tmp_path / "o", folder=tmp_path / "runs", only=only, device="cpu"
+            )

@@ -135,9 +135,14 @@ class Report:
 class Records:
     """What the stages of a study have done, in ``records.json`` of a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "records.json"
+    def __init__(self, folder: Path, study: str) -> None:
+        self.path, self.study = folder / "records.json", study
         found = runs.read_json(self.path, _ADVICE) if self.path.is_file() else {}
+        if (other := found.get("study", study)) != study:
+            raise VspairError(
+                f"{folder} belongs to the study {other}, not to {study}. Name another folder by "
+                "--runs."
+            )
         self.data: dict[str, Any] = found.get("data", {})
         self.stages: dict[str, dict[str, Any]] = found.get("stages", {})
 
@@ -210,7 +215,7 @@ class Records:
         record["last"] = 1 + max((r.get("last", 0) for r in self.stages.values()), default=0)
         self.stages[name] = record
         runs.make_folder(self.path.parent)
-        document = {"data": self.data, "stages": self.stages}
+        document = {"study": self.study, "data": self.data, "stages": self.stages}
         runs.write_text(self.path, json.dumps(document, indent=1) + "\n")
 
 
@@ -281,7 +286,7 @@ class Study(Generic[S, D]):
         work = [name for name in names if name in self.stages]
         for name in work:  # what is refused leaves no empty results folder behind
             data = self.describe(workspace.data)
-            Records(folder).check(name, self.stages[name], scale, data)
+            Records(folder, self.name).check(name, self.stages[name], scale, data)
         if work and "report" in names:
             runs.make_folder(out)  # refused now rather than after hours
         if not all(self._run(workspace, name) for name in work):
@@ -307,7 +312,7 @@ class Study(Generic[S, D]):
             done = stage.work(workspace)
             return done
         finally:
-            records = Records(workspace.folder)  # other stages may have ended elsewhere
+            records = Records(workspace.folder, self.name)  # other stages may have ended elsewhere
             stale = name not in records.stages or name in records.stale(self.stages)
             if workspace.worked or (done and stale):
                 records.data = self.describe(workspace.data)
@@ -315,7 +320,7 @@ class Study(Generic[S, D]):
 
     def publish(self, workspace: Workspace[S, D], out: Path) -> str:
         """Write tables, figures and ``summary.json`` from what the stages kept."""
-        records = Records(workspace.folder)
+        records = Records(workspace.folder, self.name)
         if not records.stages:
             stages = ", ".join(self.stages)
             raise VspairError(
