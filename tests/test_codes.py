@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from vspair.codes import LOG_FLOOR, Code, Family, GateName, Normal, Point, SpikeSlab
+from vspair.codes import LOG_FLOOR, Factorised, Family, GateName, Normal, Point, SpikeSlab
 
 SIZE, DRAWS = 5, 200_000
 GATES: tuple[GateName, ...] = ("sigmoid", "exponential")
@@ -33,16 +33,16 @@ logvars = st.floats(-20, 10)
 logits = st.floats(-40, 40)
 
 
-def draw(family: Family, *shape: int, dtype: torch.dtype = torch.float64) -> Code:
+def draw(family: Family, *shape: int, dtype: torch.dtype = torch.float64) -> Factorised:
     """Return a random code whose gates are neither open nor shut."""
     return family.read(torch.randn(*shape, family.width, dtype=dtype))
 
 
-def parts(code: Code) -> list[Tensor]:
+def parts(code: Factorised) -> list[Tensor]:
     return [v for f in fields(code) if isinstance(v := getattr(code, f.name), Tensor)]  # type: ignore[arg-type]
 
 
-def repeat(code: Code, n: int = DRAWS) -> Code:
+def repeat(code: Factorised, n: int = DRAWS) -> Factorised:
     """Return n copies of a code of shape (l,)."""
     return code[None][torch.zeros(n, dtype=torch.long)]
 
@@ -76,7 +76,7 @@ def test_shapes_and_dtypes(family: Family, dtype: torch.dtype) -> None:
     ("family", "kind", "heads"),
     [(FAMILIES[0], Point, 1), (FAMILIES[1], Normal, 2), (FAMILIES[2], SpikeSlab, 3)],
 )
-def test_heads_are_read_in_order(family: Family, kind: type[Code], heads: int) -> None:
+def test_heads_are_read_in_order(family: Family, kind: type[Factorised], heads: int) -> None:
     h = torch.randn(4, heads * SIZE)
     code = family.read(h)
     assert isinstance(code, kind)

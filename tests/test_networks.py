@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vspair.codes import Code, Family
+from vspair.codes import Factorised, Family
 from vspair.config import ModelConfig
 from vspair.model import InverseModel, PairedAutoencoder, build
 from vspair.networks import Decoder, Encoder, Grid, LatentMap, NetworkConfig, Upsample
@@ -155,7 +155,7 @@ def assert_reached(module: nn.Module) -> None:
 def test_every_pixel_matters(shape: Shape, kind: str, depth: int) -> None:
     encoder, _ = networks(shape, kind, depth)
     x = torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
-    code: Code = encoder(x)
+    code: Factorised = encoder(x)
     assert code.mean.shape == (2, 3)
     (code.features * torch.randn_like(code.features)).sum().backward()
     assert x.grad is not None

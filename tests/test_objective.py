@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from vspair.codes import Code, Normal, Point, SpikeSlab
+from vspair.codes import Factorised, Normal, Point, SpikeSlab
 from vspair.config import ModelConfig, ObjectiveConfig, PresetName, preset
 from vspair.errors import VspairError
 from vspair.model import InverseModel, PairedAutoencoder, build
@@ -191,7 +191,7 @@ def map_term(model: PairedAutoencoder, x: Tensor, y: Tensor, **changes: Any) -> 
     return objective(model, x, y, seeded(), "map")[1]["map"]
 
 
-def codes(model: PairedAutoencoder, x: Tensor, y: Tensor) -> tuple[Code, Code]:
+def codes(model: PairedAutoencoder, x: Tensor, y: Tensor) -> tuple[Factorised, Factorised]:
     """Return the mapped code and the x code that it should be."""
     return model.inverse_map(model.y_encoder(y)), model.x_encoder(x)
 
@@ -202,7 +202,7 @@ def codes(model: PairedAutoencoder, x: Tensor, y: Tensor) -> tuple[Code, Code]:
 def test_parameter_match(kind: Kind, sigma: str, reduction: str) -> None:
     model, x, y = make_paired(kind)
 
-    def compared(code: Code) -> list[Tensor]:
+    def compared(code: Factorised) -> list[Tensor]:
         if isinstance(code, Point):
             return [code.z]
         assert isinstance(code, Normal | SpikeSlab)

@@ -23,6 +23,7 @@ from vspair.errors import VspairError
 from vspair.networks import NetworkConfig
 
 __all__ = [
+    "AnchoredConfig",
     "Config",
     "ModelConfig",
     "ObjectiveConfig",
@@ -35,8 +36,8 @@ __all__ = [
     "to_toml",
 ]
 
-ModelName = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR"]
-PresetName = Literal["paper", "calibrated"]
+ModelName = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR", "anchored"]
+PresetName = Literal["anchored", "calibrated", "paper"]
 Normalisation = Literal["auto", "none", "scalar", "feature"]
 C = TypeVar("C")
 
@@ -147,7 +148,8 @@ class TrainingConfig:
         epochs: Passes over the training pairs, both stages together.
         batch_size: Pairs in a step.
         learning_rate: Adam's step size.
-        schedule: Whether the step size stays ``constant`` or decays as a ``cosine``.
+        schedule: Whether the step size stays ``constant``, decays as a ``cosine``, or rises over
+            the first tenth before that (``one-cycle``).
         seed: Fixes initial weights, split, order and noise.
         stages: ``joint`` training, or ``two-stage``: first the autoencoders, then the map.
         first_stage: The share of the epochs for the autoencoders in two-stage training; 0
@@ -157,6 +159,7 @@ class TrainingConfig:
         validate_every: Epochs from one look at the held-out pairs to the next.
         patience: Stop after this many such looks without improvement; 0 never stops early.
         clip: The largest norm of the gradient; 0 leaves it alone.
+        weight_decay: AdamW's decay of the weights; 0 is plain Adam.
         augment: ``shift`` moves each pair of images around by a random number of pixels in every
             step, which suits periodic problems that treat every place alike.
         norms: The averages of batch norm in evaluation: those kept while ``training``, or
@@ -171,7 +174,7 @@ class TrainingConfig:
     epochs: int = 100
     batch_size: int = 64
     learning_rate: float = 1e-3
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "one-cycle"] = "constant"
     seed: int = 0
     stages: Literal["joint", "two-stage"] = "joint"
     first_stage: float = 0.6
@@ -180,6 +183,7 @@ class TrainingConfig:
     validate_every: int = 1
     patience: int = 0
     clip: float = 0.0
+    weight_decay: float = 0.0
     augment: Literal["none", "shift"] = "none"
     norms: Literal["training", "answer"] = "training"
     checkpoint_seconds: float = 10.0
@@ -189,17 +193,57 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class AnchoredConfig:
+    """The anchored model and its stages (see :mod:`vspair.anchored`).
+
+    Arguments:
+        anchor: What answers: ``none``, ``ridge``, a ``network`` behind it, or the best on
+            out-of-fold pairs (``auto``).
+        domain: Whether x is a ``vector``, a ``signal`` or an ``image``; ``auto`` tells by its
+            shape, and signals by how neighbours agree.
+        folds: How many parts of the pairs are answered by what was fitted to the others.
+        width: The channels of the networks that read y.
+        kinds: The kinds of factors at each place; of vectors, all factors.
+        modes: How many weighted codes a y has; 0 chooses 8 for vectors and 1 elsewhere.
+        active: How many factors answers have on average; 0 chooses by the knee of the held-out
+            bound.
+        beta: The weight of the KL on the side of the residual's code.
+        crps: The weight of the fair CRPS of the answer's own samples in the last stage.
+        grain: Whether the width of the grain is ``predicted`` for each entry or ``constant``.
+        spatial: Whether factors have places; dense codes for images where not.
+        out_of_fold: Whether code and grain learn from residuals of pairs that their anchor has
+            not seen. Only to show what happens where not.
+        budget: Whether the number of factors is solved for in each batch.
+    """
+
+    anchor: Literal["auto", "none", "ridge", "network"] = "auto"
+    domain: Literal["auto", "vector", "signal", "image"] = "auto"
+    folds: int = 5
+    width: int = 32
+    kinds: int = 16
+    modes: int = 0
+    active: int = 0
+    beta: float = 1.0
+    crps: float = 1.0
+    grain: Literal["predicted", "constant"] = "predicted"
+    spatial: bool = True
+    out_of_fold: bool = True
+    budget: bool = True
+
+
+@dataclass(frozen=True)
 class Config:
     """All that describes a run beside its data."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    anchored: AnchoredConfig = field(default_factory=AnchoredConfig)
 
 
 _POSITIVE = {
     "x_size", "y_size", "depth", "width", "temperature", "epochs", "batch_size", "learning_rate",
-    "alpha0", "beta0", "price", "width_start", "width_end", "validate_every",
+    "alpha0", "beta0", "price", "width_start", "width_end", "validate_every", "kinds", "folds",
 }  # fmt: skip
 _SHARE = {"validation", "first_stage", "anneal"}
 

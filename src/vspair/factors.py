@@ -10,8 +10,8 @@ are in the squared units of the data.
 .. math:: \mathrm{Var}\,d(z) = \mathrm{Var}_g\,\mathrm{E}[d(z) \mid g]
           + \mathrm{E}_g\,\mathrm{Var}[d(z) \mid g] ,
 
-divides the variance of every entry of x into a *structural* part (which factors are present) and
-a *parametric* part (how strong they are).
+divides the variance of every entry of x into a *structural* part (which factors are present, and
+in a :class:`~vspair.codes.Mixture` which mode holds) and a *parametric* part (how strong they are).
 
 **Which factors carry it?** Factor j alone, all others at their means, moves x by
 :math:`c_j(z_j)`. It is tried at values that it takes, :math:`\mu_j \pm \sigma_j` and 0:
@@ -35,7 +35,7 @@ from typing import Any, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.codes import Code, Point, SpikeSlab, gated
+from vspair.codes import Code, Mixture, Point, SpikeSlab, gated
 from vspair.data import batch_mask
 from vspair.errors import VspairError
 from vspair.networks import LatentMoves, evaluating
@@ -262,19 +262,22 @@ def split_variance(
         decoder: Decodes latents as normalised data.
         std: What normalised data is multiplied by, with shape x_shape.
         n: How many sets of gates are sampled, at least 2. Not used where the parts are exact.
-        noise_std: The deviation of the decoder's noise in the data's units, with shape x_shape.
+        noise_std: The deviation of the decoder's noise in the data's units, with shape x_shape or
+            (B, *x_shape).
         chunk: How many images are decoded at once; results do not depend on it.
         generator: Samples the codes, on their device.
     """
     if n < 2:
         raise VspairError(f"n = {n}: expected at least two samples.")
+    gates = isinstance(code, SpikeSlab | Mixture)
     with evaluating(decoder):
         moves = LatentMoves(decoder)
-        if moves.affine or not code.variance.any():
-            parts, errors = _exact_parts(gated(code), moves, std)
+        code = code if isinstance(code, Mixture) else gated(code)
+        if isinstance(code, SpikeSlab) and (moves.affine or not code.variance.any()):
+            parts, errors = _exact_parts(code, moves, std)
         else:
-            products = _products(gated(code), decoder, std, n, chunk, generator)
-            parts, errors = _estimated_parts(products, n, isinstance(code, SpikeSlab))
+            products = _products(code, decoder, std, n, chunk, generator)
+            parts, errors = _estimated_parts(products, n, gates)
     (structural, parametric), errors = parts.to(code.mean), errors.to(code.mean)
     noise = torch.zeros_like(std) if noise_std is None else noise_std
     grain = noise.square().expand_as(structural)
@@ -293,14 +296,15 @@ def _exact_parts(code: SpikeSlab, moves: LatentMoves, std: Tensor) -> tuple[Tens
     return parts, torch.zeros_like(parts[:1]).expand(3, *parts.shape[1:])
 
 
-def _pair(code: SpikeSlab, generator: Generator | None) -> Tensor:
-    """Sample two latents that share their gates and nothing else, with shape (2, B, l)."""
+def _pair(code: SpikeSlab | Mixture, generator: Generator | None) -> Tensor:
+    """Sample two latents that share mode and gates and nothing else, with shape (2, B, l)."""
+    code = code.choose(generator) if isinstance(code, Mixture) else code
     gates = torch.bernoulli(code.omega, generator=generator)
     return gates * torch.stack([code.slab.rsample(generator) for _ in range(2)])
 
 
 def _products(
-    code: SpikeSlab,
+    code: SpikeSlab | Mixture,
     decoder: nn.Module,
     std: Tensor,
     n: int,

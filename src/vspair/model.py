@@ -34,19 +34,25 @@ class InverseModel(nn.Module, ABC):
         x_shape: The shape of one unknown.
         y_shape: The shape of one observation.
         x_family: The family of the x code.
+        x_decoder: From latents of shape (B, l) to normalised unknowns of shape (B, *x_shape).
     """
 
     rho_logit: nn.Parameter | None
 
     def __init__(
-        self, config: ModelConfig, x_shape: Shape, y_shape: Shape, x_family: Family
+        self,
+        config: ModelConfig,
+        x_shape: Shape,
+        y_shape: Shape,
+        x_family: Family,
+        x_decoder: nn.Module,
     ) -> None:
         super().__init__()
         self.config, self.x_shape, self.y_shape = config, x_shape, y_shape
         self.x_family = x_family
         self.x_normaliser = Normaliser(x_shape)
         self.y_normaliser = Normaliser(y_shape)
-        self.x_decoder = Decoder(config.x_size, x_shape, config.x_network)
+        self.x_decoder = x_decoder
         # Not trainable unless the objective learns it: the paper's decoders are deterministic.
         self.log_width = nn.Parameter(torch.zeros(()), requires_grad=False)
         sparse = x_family.name == "spikeslab"
@@ -125,7 +131,8 @@ class PairedAutoencoder(InverseModel):
         x_family: Family,
         y_family: Family,
     ) -> None:
-        super().__init__(config, x_shape, y_shape, x_family)
+        decoder = Decoder(config.x_size, x_shape, config.x_network)
+        super().__init__(config, x_shape, y_shape, x_family, decoder)
         self.x_encoder = Encoder(x_shape, x_family, config.x_network)
         self.y_encoder = Encoder(y_shape, y_family, config.y_network)
         self.y_decoder = Decoder(config.y_size, y_shape, config.y_network)
@@ -186,7 +193,8 @@ class SparseVAE(InverseModel):
     def __init__(
         self, config: ModelConfig, x_shape: Shape, y_shape: Shape, family: Family
     ) -> None:
-        super().__init__(config, x_shape, y_shape, family)
+        decoder = Decoder(config.x_size, x_shape, config.x_network)
+        super().__init__(config, x_shape, y_shape, family, decoder)
         self.encoder = Encoder(y_shape, family, config.y_network)
 
     def latent(self, y: Tensor) -> Code:  # noqa: D102

@@ -36,7 +36,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.codes import Code, Normal, Point, SpikeSlab
+from vspair.codes import Code, Factorised, Normal, Point, SpikeSlab
 from vspair.config import ObjectiveConfig
 from vspair.errors import VspairError
 from vspair.model import InverseModel, PairedAutoencoder
@@ -237,8 +237,8 @@ class Objective:
 
     def _map_loss(
         self,
-        mapped: Code,
-        target: Code,
+        mapped: Factorised,
+        target: Factorised,
         data: Tensor,
         decode: Callable[[Tensor], Tensor],
         generator: Generator | None,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from vspair.codes import Code, Point, SpikeSlab
+from vspair.codes import Code, Normal, Point, SpikeSlab, gated
 from vspair.errors import VspairError
 from vspair.factors import Factors, Split, leading_factors, split_variance
 from vspair.metrics import central_interval, check_level
@@ -247,6 +247,10 @@ class LatentPosterior(Posterior):
         model: The model that decodes.
         code: The x code of each observation, with shape (B, l).
         noise: Whether samples include the decoder's noise.
+        answer: The answer that what is decoded is added to, with shape (B, *x_shape), about which
+            samples spread; none for models that decode the whole unknown.
+        noise_std: The deviation of the noise in the data's units, with shape (B, *x_shape); the
+            model's where not given.
         single: Whether to leave out the batch dimension.
         chunk: How many images are decoded at once.
     """
@@ -257,6 +261,8 @@ class LatentPosterior(Posterior):
         code: Code,
         *,
         noise: bool = False,
+        answer: Tensor | None = None,
+        noise_std: Tensor | None = None,
         single: bool = False,
         chunk: int = 256,
     ) -> None:
@@ -264,6 +270,27 @@ class LatentPosterior(Posterior):
         self.model, self.code, self.noise, self.chunk = model, code, noise, chunk
         self.has_spread = noise or not isinstance(code, Point)
         self.most_samples = None if self.has_spread else 1
+        self.answer, self._noise_std = answer, noise_std
+        # Factors are told apart from the answer, which has their mean in it already.
+        self._offset = None if answer is None else answer - self._decode(code.mean)
+
+    def with_noise(self, noise: bool = True) -> LatentPosterior:
+        """Return the same posterior with samples that include the decoder's noise, or not."""
+        how: dict[str, Any] = {"answer": self.answer, "noise_std": self._noise_std}
+        how |= {"single": self._single, "chunk": self.chunk}
+        return LatentPosterior(self.model, self.code, noise=noise, **how)
+
+    @property
+    def noise_std(self) -> Tensor:
+        """The deviation of the decoder's noise in the data's units, (B, *x_shape) or x_shape."""
+        if self._noise_std is not None:
+            return self._noise_std
+        return self.model.noise_std * self.model.x_normaliser.std
+
+    @property
+    def gates(self) -> SpikeSlab | None:
+        """The code's gates and strengths, factor by factor; none where it has no gates."""
+        return None if isinstance(self.code, Point | Normal) else gated(self.code)
 
     def __len__(self) -> int:
         return len(self.code.mean)
@@ -273,13 +300,20 @@ class LatentPosterior(Posterior):
         return f"Posterior({len(self)} observations, {kind} code of {self.code.mean.shape[-1]})"
 
     @torch.no_grad()
-    def decode(self, z: Tensor) -> Tensor:
-        """Return latent vectors of shape (..., l) as unknowns of shape (..., *x_shape)."""
+    def _decode(self, z: Tensor) -> Tensor:
+        """Return what is decoded of latents (..., l), with shape (..., *x_shape)."""
         flat = z.reshape(-1, z.shape[-1])
         with evaluating(self.model):
             parts = [self.model.x_decoder(part) for part in flat.split(self.chunk)]
         x = self.model.x_normaliser.inverse(torch.cat(parts))
         return x.reshape(*z.shape[:-1], *self.model.x_shape)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return latents (B, ..., l) of the observations as unknowns (B, ..., *x_shape)."""
+        x = self._decode(z)
+        if self._offset is None:
+            return x
+        return x + self._offset.reshape(len(self), *[1] * (z.ndim - 2), *self.x_shape)
 
     def _sampled(
         self, n: int, generator: Generator | None, rows: slice = slice(None)
@@ -292,7 +326,9 @@ class LatentPosterior(Posterior):
         for start in range(0, n, step):
             count = min(step, n - start)
             sampled = [self._sample_latent(generator, rows) for _ in range(count)]
-            x = self.decode(torch.stack([z for z, _ in sampled]))
+            x = self._decode(torch.stack([z for z, _ in sampled]))
+            if self._offset is not None:
+                x += self._offset[rows]
             for image, (_, noise) in zip(x, sampled, strict=True):
                 if noise is not None:
                     image += noise
@@ -307,6 +343,8 @@ class LatentPosterior(Posterior):
             return z[rows], None
         shape = (len(z), *self.model.x_shape)
         unit = torch.randn(shape, dtype=z.dtype, device=z.device, generator=generator)
+        if self._noise_std is not None:
+            return z[rows], (unit * self._noise_std)[rows]
         return z[rows], unit[rows] * self.model.noise_std * self.model.x_normaliser.std
 
     def interval(
@@ -341,6 +379,16 @@ class LatentPosterior(Posterior):
             parts.append(torch.stack(central_interval(torch.cat(kept), level)))
         return torch.cat(parts, dim=-1).reshape(2, size, *self.model.x_shape)
 
+    def mean(self, n: int = 100, generator: Generator | None = None) -> Tensor:
+        """Return the mean over n samples, with shape (B, *x_shape).
+
+        Where there is an answer that samples spread about, that is returned: it was trained to be
+        the mean, and has no error of sampling.
+        """
+        if self.answer is None:
+            return super().mean(n, generator)
+        return self._squeeze(self.answer)
+
     def approximate_mean(self) -> Tensor:
         """Return the decoded mean code, d(omega * mu), with shape (B, *x_shape)."""
         return self._squeeze(self.decode(self.code.mean))
@@ -362,7 +410,7 @@ class LatentPosterior(Posterior):
     def split(self, n: int = 200, generator: Generator | None = None) -> Split:  # noqa: D102
         self._expect_spread()
         decoder, std = self.model.x_decoder, self.model.x_normaliser.std
-        noise = self.model.noise_std * std if self.noise else None
+        noise = self.noise_std if self.noise else None
         found = split_variance(
             self.code, decoder, std, n, noise_std=noise, chunk=self.chunk, generator=generator
         )
@@ -370,18 +418,19 @@ class LatentPosterior(Posterior):
 
     def active(self, threshold: float = 0.5) -> Tensor:
         """Return which factors are more likely present than ``threshold``, with shape (B, l)."""
-        if not isinstance(self.code, SpikeSlab):
+        gates = self.gates
+        if gates is None:
             return self._squeeze(torch.ones_like(self.code.mean, dtype=torch.bool))
-        return self._squeeze(self.code.omega > threshold)
+        return self._squeeze(gates.omega > threshold)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the code's parameters by name, each of shape (B, l)."""
-        code, sigma = self.code, self.code.variance.sqrt()
-        if isinstance(code, SpikeSlab):
-            sigma = code.slab.variance.sqrt()
-            named = {"mu": code.mu, "sigma": sigma, "omega": code.omega}
+        gates = self.gates
+        if gates is None:
+            named = {"mu": self.code.mean, "sigma": self.code.variance.sqrt()}
         else:
-            named = {"mu": code.mean, "sigma": sigma}
+            sigma = gates.slab.variance.sqrt()
+            named = {"mu": gates.mu, "sigma": sigma, "omega": gates.omega}
         return {name: self._squeeze(t) for name, t in named.items()}
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vspair.codes import Code, Family
+from vspair.codes import Factorised, Family
 
 __all__ = [
     "ConvDecoder",
@@ -205,7 +205,7 @@ class Encoder(nn.Module):
         self.trunk: _ConvTrunk | _MLPTrunk = trunk(shape, config)
         self.head = nn.Linear(self.trunk.out_features, family.width)
 
-    def forward(self, x: Tensor) -> Code:
+    def forward(self, x: Tensor) -> Factorised:
         """Return the code of data of shape (B, *shape)."""
         return self.family.read(exactly(self.head, self.trunk(x)))
 
@@ -276,7 +276,7 @@ class LatentMap(nn.Module):
         width = hidden or source.size + target.size
         self.layers = mlp([source.width, *[width] * depth, target.width], nn.ReLU)
 
-    def forward(self, code: Code) -> Code:
+    def forward(self, code: Factorised) -> Factorised:
         """Return the target code that belongs to a source code."""
         *hidden, last = self.layers
         h = code.features

@@ -85,8 +85,11 @@ class Loop(ABC):
         rate: float | Tensor = settings.learning_rate
         if self.captures:  # a captured step reads its rate from the device
             rate = torch.tensor(rate, device=self.device)
-        self.optimiser = torch.optim.Adam(
-            self.parameters, rate, fused=True, capturable=self.captures
+        how: dict[str, Any] = {"fused": True, "capturable": self.captures}
+        self.optimiser: torch.optim.Adam = (
+            torch.optim.AdamW(self.parameters, rate, weight_decay=settings.weight_decay, **how)
+            if settings.weight_decay
+            else torch.optim.Adam(self.parameters, rate, **how)
         )
         self._saved = time.monotonic()
 

@@ -1,0 +1,316 @@
+r"""The anchored model: a deterministic answer, and a sparse code for what is left in doubt.
+
+.. math:: x = r(y) + d(z) - d(\bar z(y)) + s(y) \odot \varepsilon, \qquad z \sim p(z \mid y),
+          \quad \varepsilon \sim \mathcal{N}(0, I)
+
+The *anchor* r answers. Factors z describe the residual x - r(y): they are the doubt. They are told
+apart from their mean :math:`\bar z(y)`, whose part the anchor has in it already, so that samples
+spread about the answer. The *grain* s is what no factor explains.
+
+The anchor is a ridge regression, or a few small networks that correct it, each trained without one
+fold of the pairs; their mean answers. Networks read *features*: answers of ridge for several
+penalties, first guesses where there are any, and y itself where it has the shape of x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vspair.anchors import RidgePath
+from vspair.codes import Code, Family, Mixture, SpikeSlab
+from vspair.config import AnchoredConfig, ModelConfig
+from vspair.data import Normaliser, as_data
+from vspair.errors import VspairError
+from vspair.model import InverseModel, Shape
+from vspair.networks import evaluating
+from vspair.networks.spatial import Domain, Frame, PlaceDecoder, PlaceEncoder, Reader
+from vspair.posterior import LatentPosterior
+
+__all__ = ["AnchorName", "AnchoredModel", "Made", "First"]
+
+AnchorName = Literal["none", "ridge", "first", "network"]
+First = Callable[[Tensor], Any]
+"""From observations (B, *y_shape) to first guesses (B, *x_shape)."""
+
+STEEPNESS = 5.0
+"""How much faster gates close below 1/2 than they open above: few stay undecided."""
+
+LOG_GRAIN = (-6.0, 3.0)
+"""The bounds of the logarithm of the grain, beside the constant one."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was decided by the pairs, and fixes the shapes of all weights.
+
+    Arguments:
+        anchor: What answers.
+        domain: What x is.
+        base: Which of the maps that are read the answer starts from; -1 is the mean of x.
+        rank: The directions of the ridge path.
+        penalties: Its penalties.
+        networks: The networks of the anchor.
+        modes: The codes of a y.
+        first: Whether first guesses are given with y.
+    """
+
+    anchor: AnchorName
+    domain: Domain
+    base: int
+    rank: int
+    penalties: int
+    networks: int
+    modes: int
+    first: bool
+
+
+def decided(gate: Tensor, shift: Tensor) -> Tensor:
+    """Return log-odds above a shift; below it, they fall faster (see :data:`STEEPNESS`)."""
+    gate = gate - shift
+    return torch.where(gate > 0, gate, STEEPNESS * gate)
+
+
+class AnchoredModel(InverseModel):
+    """An anchor, a code of its residual, and grain.
+
+    Arguments:
+        config: What the code's parameters are bounded by.
+        anchored: Sizes.
+        made: What was decided by the pairs.
+        x_shape: The shape of one unknown.
+        y_shape: The shape of one observation.
+    """
+
+    shift: Tensor
+    encoder_shift: Tensor
+    feature_mean: Tensor
+    feature_std: Tensor
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        anchored: AnchoredConfig,
+        made: Made,
+        x_shape: Shape,
+        y_shape: Shape,
+    ) -> None:
+        frame = Frame(x_shape, made.domain)
+        kinds = anchored.kinds
+        self.kinds, self.n_factors = kinds, kinds * math.prod(frame.places)
+        family = Family("spikeslab", self.n_factors, "sigmoid", config.temperature, (-10.0, 4.0))
+        super().__init__(config, x_shape, y_shape, family, PlaceDecoder(frame, kinds))
+        self.anchored, self.made, self.frame = anchored, made, frame
+        self.first: First | None = None
+        self.x_scale = Normaliser(x_shape)
+        self.ridge = RidgePath(math.prod(y_shape), math.prod(x_shape), made.rank, made.penalties)
+        channels = self.n_features
+        self.register_buffer("feature_mean", torch.zeros(channels, *[1] * len(frame.size)))
+        self.register_buffer("feature_std", torch.ones(channels, *[1] * len(frame.size)))
+        width = anchored.width
+        self.networks = nn.ModuleList(
+            Reader(frame, channels, maps=1, width=width) for _ in range(made.networks)
+        )
+        seen = channels + (frame.channels if made.networks else 0)
+        numbers = 3 * kinds
+        per_place = numbers if made.modes == 1 else made.modes * (numbers + 1)
+        self.code_reader = Reader(frame, seen, numbers=per_place, width=width)
+        self.grain_reader = Reader(frame, seen, maps=1, width=width)
+        self.x_encoder = PlaceEncoder(frame, frame.channels, numbers)
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("encoder_shift", torch.zeros(()))
+        self._spread_modes()
+
+    # -- what is read of y --------------------------------------------------------------------
+
+    @property
+    def reads_y(self) -> bool:
+        """Whether networks read y itself: where it has x's shape, or x has no places."""
+        return self.x_shape == self.y_shape or self.made.domain == "vector"
+
+    @property
+    def n_features(self) -> int:
+        """The numbers that networks read at each pixel."""
+        maps = (self.made.penalties + self.made.first) * self.frame.channels
+        if self.x_shape == self.y_shape:
+            return maps + self.frame.channels
+        return maps + (math.prod(self.y_shape) if self.made.domain == "vector" else 0)
+
+    def stack(self, ridge: Tensor, first: Tensor | None, y: Tensor) -> Tensor:
+        """Return what networks read, not yet normalised, with shape (B, n_features, *size).
+
+        Arguments:
+            ridge: Normalised answers of ridge, with shape (B, P, n).
+            first: Normalised first guesses, with shape (B, *x_shape).
+            y: Normalised observations, with shape (B, *y_shape).
+        """
+        parts = [self.frame.maps(ridge)]
+        parts += [] if first is None else [self.frame.maps(first)]
+        parts += [self.frame.maps(y)] if self.reads_y else []
+        return torch.cat(parts, 1)
+
+    def base(self, stacked: Tensor) -> Tensor:
+        """Return the answer that networks correct, normalised, with shape (B, *x_shape)."""
+        if self.made.base < 0:
+            return stacked.new_zeros(len(stacked), *self.x_shape)
+        c = self.frame.channels
+        part = stacked[:, self.made.base * c : (self.made.base + 1) * c]
+        return part.reshape(-1, *self.x_shape)
+
+    def normalise_features(self, stacked: Tensor) -> Tensor:
+        """Return features as networks see them."""
+        return (stacked - self.feature_mean) / self.feature_std
+
+    def correction(self, features: Tensor) -> Tensor | None:
+        """Return the mean of what the networks add to the base, in units of the residual."""
+        if not len(self.networks):
+            return None
+        return torch.stack([net(features)[0] for net in self.networks]).mean(0)
+
+    def seen(self, features: Tensor, correction: Tensor | None) -> Tensor:
+        """Return what code and grain are read from: the features, and the correction."""
+        return features if correction is None else torch.cat((features, correction), 1)
+
+    # -- codes ---------------------------------------------------------------------------------
+
+    def _spread_modes(self) -> None:
+        """Let the means of modes start apart from each other, or they stay one."""
+        if self.made.modes == 1 or not isinstance(self.code_reader.numbers, nn.Linear):
+            return
+        with torch.no_grad():
+            bias = self.code_reader.numbers.bias[: self.made.modes * 3 * self.kinds]
+            bias.unflatten(0, (self.made.modes, 3, self.kinds))[:, 0].normal_()
+
+    def gate_numbers(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-odds of gates (B, m, l) and log-weights of modes (B, m)."""
+        parts, weights = self._modes(numbers)
+        return parts.chunk(3, -1)[2], weights
+
+    def _modes(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of each mode, (B, m, 3 l), and log-weights (B, m)."""
+        m, each = self.made.modes, 3 * self.kinds
+        if m == 1:
+            return numbers.flatten(1).unsqueeze(1), numbers.new_zeros(len(numbers), 1)
+        parts = numbers[:, : m * each].unflatten(1, (m, each)).flatten(2)
+        weights = numbers[:, m * each :].flatten(2).mean(2) if self.frame.size else None
+        weights = numbers[:, m * each :] if weights is None else weights
+        return parts, weights.log_softmax(1)
+
+    def _with_gates(self, parts: Tensor, shift: Tensor) -> SpikeSlab:
+        mu, logvar, gate = parts.chunk(3, -1)
+        code = self.x_family.read(torch.cat((mu, logvar, decided(gate, shift)), -1))
+        assert isinstance(code, SpikeSlab)
+        return code
+
+    def read_code(self, numbers: Tensor, shift: Tensor | None = None) -> SpikeSlab | Mixture:
+        """Return the code that numbers (B, ..., *places) of the reader stand for."""
+        parts, weights = self._modes(numbers)
+        modes = self._with_gates(parts, self.shift if shift is None else shift)
+        if self.made.modes == 1:
+            return modes[:, 0]
+        return Mixture(modes, weights)
+
+    def encode(self, residual: Tensor, shift: Tensor | None = None) -> SpikeSlab:
+        """Return the code of normalised residuals of shape (B, *x_shape)."""
+        numbers = self.x_encoder(self.frame.maps(residual)).flatten(1)
+        return self._with_gates(numbers, self.encoder_shift if shift is None else shift)
+
+    def grain(self, seen: Tensor) -> Tensor:
+        """Return the deviation of the grain in units of the residual, (B, *x_shape)."""
+        if self.anchored.grain == "constant":
+            return self.noise_std.expand(len(seen), *self.x_shape)
+        maps = self.grain_reader(seen)[0]
+        assert maps is not None
+        log = self.log_width.detach() + maps.clamp(*LOG_GRAIN)
+        return log.exp().reshape(len(seen), *self.x_shape)
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def latent(self, y: Tensor) -> Code:
+        """Return the code of normalised observations; first guesses come from ``first``."""
+        return self.read(y, self._guess(y, None))[1]
+
+    def answers(self) -> list[nn.Module]:  # noqa: D102
+        return [*self.networks, self.code_reader, self.grain_reader, self.x_decoder]
+
+    def _guess(self, y: Tensor, first: Any) -> Tensor | None:
+        """Return normalised first guesses for observations in their own units, if any."""
+        if not self.made.first:
+            if first is not None:
+                raise VspairError(
+                    "first guesses were given, but this model was trained without: leave them "
+                    "out, or train it with first = ..."
+                )
+            return None
+        if first is None and self.first is None:
+            raise VspairError(
+                "This model was trained with first guesses: give them with y, as first = guesses "
+                f"of shape (B, {', '.join(map(str, self.x_shape))}), or --first FILE."
+            )
+        given = as_first(self.first(y) if first is None else first, len(y), self.x_shape)  # type: ignore[misc]
+        return self.x_scale(given.to(y))
+
+    def read(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Code, Tensor]:
+        """Return answer, code and grain for normalised observations and first guesses.
+
+        The answer (B, *x_shape) is in units of the normalised unknown, the grain (B, *x_shape) in
+        those of the residual.
+        """
+        stacked = self.stack(self.ridge(y.flatten(1)), first, y)
+        features = self.normalise_features(stacked)
+        correction = self.correction(features)
+        seen = self.seen(features, correction)
+        answer = self.base(stacked)
+        if correction is not None:
+            scale = self.x_normaliser.std / self.x_scale.std
+            answer = answer + correction.reshape(answer.shape) * scale
+        numbers = self.code_reader(seen)[1]
+        assert numbers is not None
+        return answer, self.read_code(numbers), self.grain(seen)
+
+    def posterior(self, y: Any, *, first: Any = None, noise: bool = True) -> LatentPosterior:
+        """Return what the model believes of x, given observations in their own units.
+
+        Arguments:
+            y: One observation of shape y_shape, or a batch of shape (B, *y_shape).
+            first: First guesses of x, where the model was trained with them.
+            noise: Whether samples include the grain.
+        """
+        y, single = self._batch(y, "y", self.y_shape, "observations")
+        if single and first is not None:
+            first = first[None]
+        with evaluating(self), torch.no_grad():
+            guess = self._guess(y, first)
+            answer, code, grain = self.read(self.y_normaliser(y), guess)
+            answer = self.x_scale.inverse(answer)
+            grain = grain * self.x_normaliser.std
+        return LatentPosterior(
+            self, code, noise=noise, answer=answer, noise_std=grain, single=single
+        )
+
+    def factor_name(self, index: int) -> str:
+        """Return the name of a factor: its kind, and the pixel at the middle of its place."""
+        if not self.frame.size:
+            return f"factor {index}"
+        places = math.prod(self.frame.places)
+        kind, place = divmod(index, places)
+        at = torch.unravel_index(torch.tensor(place), self.frame.places)
+        middle = ", ".join(str(4 * int(p) + 2) for p in at)
+        return f"kind {kind} at ({middle})"
+
+
+def as_first(first: Any, count: int, x_shape: Shape) -> Tensor:
+    """Return first guesses of shape (N, *x_shape), or say what is wrong with them."""
+    guesses = as_data(first, "first").float()
+    if tuple(guesses.shape) != (count, *x_shape):
+        raise VspairError(
+            f"first has shape {tuple(guesses.shape)}: expected {(count, *x_shape)}, one guess of "
+            "x for each observation. An anchor of your own must answer with the shape of x."
+        )
+    return guesses

@@ -1,0 +1,4 @@
+"""Anchors: deterministic answers r(y), and what they see of y in the domain of x."""
+
+from vspair.anchors.folds import assign_folds as assign_folds
+from vspair.anchors.ridge import RidgePath as RidgePath
