@@ -20,7 +20,7 @@ def test_it_learns_a_gaussian_posterior(kind: Kind) -> None:
     problem = GaussianProblem.random(0)
     x, y = problem.pairs(3000, 1, seed=1)
     _, seen = problem.pairs(100, 1, seed=2)
-    flow = train_flow(x, y, kind=kind, epochs=10)
+    flow = train_flow(x, y, kind=kind, epochs=25)
     mean, std = flow.posterior(seen).moments(400, Generator().manual_seed(0))
     exact = problem.covariance.diagonal().sqrt().float()
     error = (mean - problem.posterior_mean(seen)).float() / exact

@@ -18,7 +18,7 @@ from vspair.methods.nppc import (
     train_components,
     train_nppc,
 )
-from vspair.metrics import pca_share
+from vspair.metrics import pca_share, pearson, spanned_share
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -67,7 +67,7 @@ def test_the_loss_is_the_paper_s() -> None:
             e = residuals[i] / 2
             for k in range(2):
                 along = float(w[i, k] @ e) ** 2
-                expected += (float(sigma[i, k]) ** 2 - along) ** 2 - along / float(e @ e)
+                expected += 0.1 * (float(sigma[i, k]) ** 2 - along) ** 2 - along / float(e @ e)
         assert float(model.loss(features, residuals)) == pytest.approx(expected / 6, rel=1e-4)
         torch.testing.assert_close(model.components(features)[1], 2 * sigma)
 
@@ -87,7 +87,7 @@ def test_directions_of_one_covariance_are_its_principal_ones(
     constant: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     residuals, features, basis = constant
-    model = train_components(features[:2000], residuals[:2000], k=3, epochs=12)
+    model = train_components(features[:2000], residuals[:2000], k=3, epochs=20)
     best = pca_share(residuals[:2000], residuals[2000:], 3).mean()
     found = model.spanned(residuals[2000:], features[2000:])
     assert found.shape == (1000,)
@@ -95,26 +95,28 @@ def test_directions_of_one_covariance_are_its_principal_ones(
     directions, deviations = model.components(features[2000:])
     cosine = torch.einsum("bki,ik->bk", directions, basis[:, :3]).abs().mean(0)
     assert float(cosine.min()) > 0.95  # in order: the first is the leading one
-    assert deviations.mean(0) == pytest.approx([3.0, 2.0, 1.5], rel=0.12)
+    assert deviations.mean(0) == pytest.approx([3.0, 2.0, 1.5], rel=0.15)
 
 
-def turning(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return residuals (n, 2) along a direction that the features (n, 2) tell, and their size."""
+def turning(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return residuals, features that tell their direction, it (n, 2 each), their size (n,)."""
     angle = 2 * math.pi * torch.rand(n, generator=Generator().manual_seed(seed))
     along = torch.stack((angle.cos(), angle.sin()), 1)
     size = 1 + along[:, 0].square()
     e = size[:, None] * randn(n, 1, seed=seed + 1) * along + 0.1 * randn(n, 2, seed=seed + 2)
-    return e, torch.stack(((2 * angle).cos(), (2 * angle).sin()), 1), size
+    return e, torch.stack(((2 * angle).cos(), (2 * angle).sin()), 1), along, size
 
 
 def test_directions_that_know_y_span_more_than_global_ones() -> None:
-    e, features, size = turning(4000, seed=3)
-    model = train_components(features[:3000], e[:3000], k=1, epochs=15)
-    found = model.spanned(e[3000:], features[3000:]).mean()
-    assert float(found) > float(pca_share(e[:3000], e[3000:], 1).mean()) + 0.25
+    e, features, along, size = turning(4000, seed=3)
+    model = train_components(features[:3000], e[:3000], k=1, epochs=20)
+    found = float(model.spanned(e[3000:], features[3000:]).mean())
+    assert found > float(pca_share(e[:3000], e[3000:], 1).mean()) + 0.25
+    true = spanned_share(e[3000:], along[3000:, None])
+    assert found == pytest.approx(float(true.mean()), abs=0.02)
     deviations = model.components(features[3000:])[1][:, 0]
-    error = (deviations - size[3000:]).square().mean().sqrt()
-    assert float(error) < 0.5 * float(size.std())
+    assert float(pearson(deviations, size[3000:])) > 0.7
+    assert float(deviations.mean()) == pytest.approx(float(size.mean()), rel=0.15)
 
 
 def test_directions_of_images() -> None:

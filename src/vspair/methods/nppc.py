@@ -8,16 +8,16 @@ makes them orthogonal, one after another; their directions are :math:`w_1, \dots
 lengths :math:`\sigma_1, \dots, \sigma_K`. Of the residual :math:`e = x - r(y)`
 
 .. math:: L = - \sum_k \frac{(w_k^T e)^2}{\| e \|^2}
-    + \sum_k \left( \sigma_k^2 - \mathrm{sg}\,(w_k^T e)^2 \right)^2
+    + \tfrac{1}{10} \sum_k \left( \sigma_k^2 - \mathrm{sg}\,(w_k^T e)^2 \right)^2
 
 is lessened, with residuals in a unit in which the mean of :math:`\| e \|^2` is 1. The first term
 is least where the directions span most of the residual. Directions that come before are constant
 in the gradient of those after them, so that the first is the leading principal direction of the
-posterior by itself, the second the leading one of what it leaves, and so on. The second term,
-with sg for "no gradient", makes :math:`\sigma_k^2` the second moment along :math:`w_k`. In the
-first term each residual counts by its share: that has the principal directions of a Gaussian, or
-of any distribution that is symmetric about each of them, and keeps few large residuals from
-ruling the others.
+posterior by itself, the second the leading one of what it leaves, and so on. In it each residual
+counts by its share: that has the principal directions of a Gaussian, or of any distribution that
+is symmetric about each of them, and keeps few large residuals from ruling the others. The second
+term, with sg for "no gradient", makes :math:`\sigma_k^2` the second moment along :math:`w_k`. It
+has fourth powers of residuals: with more weight it would rule which epoch is best.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ __all__ = [
     "train_components",
     "train_nppc",
 ]
+
+_SECOND = 0.1
+"""The weight of the second moments."""
 
 
 def orthogonalise(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +109,7 @@ class Components(Trainable):
         along = (directions @ e.unsqueeze(-1)).squeeze(-1).square()
         whole = e.square().sum(1).clamp(min=torch.finfo(e.dtype).tiny)
         second = (deviations.square() - along.detach()).square().sum(1)
-        return (second - along.sum(1) / whole).mean()
+        return (_SECOND * second - along.sum(1) / whole).mean()
 
     @torch.no_grad()
     def components(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +176,8 @@ def train_components(
     def loss(batch: tuple[Tensor, ...], _: Generator) -> Tensor:
         return model.loss(*batch)
 
-    train_in_budget(model, loss, (features, residuals), seconds=seconds, epochs=epochs, seed=seed)
+    how: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed}
+    train_in_budget(model, loss, (features, residuals), batch_size=64, **how)
     return model
 
 
