@@ -15,8 +15,9 @@ from vspair.methods.flow import FlowNetwork, Kind, train_flow
 from vspair.problems.gaussian import GaussianProblem
 
 
-@pytest.mark.parametrize("kind", ["nsf", "maf"])
-def test_it_learns_a_gaussian_posterior(kind: Kind) -> None:
+@pytest.mark.parametrize(("kind", "tolerance"), [("nsf", 0.35), ("maf", 0.12)])
+def test_it_learns_a_gaussian_posterior(kind: Kind, tolerance: float) -> None:
+    """Affine maps hold a Gaussian; splines come near it, from a prior five times as wide."""
     problem = GaussianProblem.random(0)
     x, y = problem.pairs(3000, 1, seed=1)
     _, seen = problem.pairs(100, 1, seed=2)
@@ -25,7 +26,7 @@ def test_it_learns_a_gaussian_posterior(kind: Kind) -> None:
     exact = problem.covariance.diagonal().sqrt().float()
     error = (mean - problem.posterior_mean(seen)).float() / exact
     assert float(error.square().mean().sqrt()) < 0.5
-    torch.testing.assert_close(std.mean(0), exact, rtol=0.25, atol=0)
+    torch.testing.assert_close(std.mean(0), exact, rtol=tolerance, atol=0)
 
 
 def test_it_learns_two_answers_where_there_are_two() -> None:

@@ -72,30 +72,38 @@ def test_the_loss_is_the_paper_s() -> None:
         torch.testing.assert_close(model.components(features)[1], 2 * sigma)
 
 
+def test_second_moments_do_not_turn_directions() -> None:
+    """The gradient is that of a loss in which the squares along directions are numbers."""
+    model = Components((3,), (4,), k=1)
+    features, e = randn(6, 3), randn(6, 4, seed=1)
+    numbers = (model.directions(features)[:, 0] * e).sum(1).square()
+    w, sigma = model(features)
+    share = (w[:, 0] * e).sum(1).square() / e.square().sum(1)
+    by_hand = (0.1 * (sigma[:, 0].square() - numbers).square() - share).mean()
+    weights = list(model.parameters())
+    expected = torch.autograd.grad(by_hand, weights)
+    found = torch.autograd.grad(model.loss(features, e), weights)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
 # -- against principal components -------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def constant() -> tuple[Tensor, Tensor, Tensor]:
-    """Residuals (3000, 12) with one covariance, features that say nothing, the eigenvectors."""
-    std = torch.tensor([3.0, 2.0, 1.5] + [0.3] * 9)
-    basis = torch.linalg.qr(randn(12, 12)).Q
-    return (randn(3000, 12, seed=1) * std) @ basis.T, randn(3000, 4, seed=2), basis
-
-
-def test_directions_of_one_covariance_are_its_principal_ones(
-    constant: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    residuals, features, basis = constant
-    model = train_components(features[:2000], residuals[:2000], k=3, epochs=20)
-    best = pca_share(residuals[:2000], residuals[2000:], 3).mean()
-    found = model.spanned(residuals[2000:], features[2000:])
+def test_directions_of_one_covariance_are_its_principal_ones() -> None:
+    """Features that say nothing: bounds are about twice what other seeds of data reached."""
+    std, basis = torch.tensor([3.0, 2.0, 1.5] + [0.3] * 9), torch.linalg.qr(randn(12, 12)).Q
+    residuals, features = (randn(7000, 12, seed=1) * std) @ basis.T, randn(7000, 4, seed=2)
+    seen, fresh = slice(0, 6000), slice(6000, 7000)
+    model = train_components(features[seen], residuals[seen], k=3, epochs=10)
+    best = pca_share(residuals[seen], residuals[fresh], 3).mean()
+    found = model.spanned(residuals[fresh], features[fresh])
     assert found.shape == (1000,)
-    assert float(found.mean()) == pytest.approx(float(best), abs=0.01)
-    directions, deviations = model.components(features[2000:])
+    assert float(found.mean()) == pytest.approx(float(best), abs=0.006)
+    directions, deviations = model.components(features[fresh])
     cosine = torch.einsum("bki,ik->bk", directions, basis[:, :3]).abs().mean(0)
-    assert float(cosine.min()) > 0.95  # in order: the first is the leading one
-    assert deviations.mean(0) == pytest.approx([3.0, 2.0, 1.5], rel=0.15)
+    assert float(cosine.min()) > 0.97  # in order: the first is the leading one
+    assert deviations.mean(0) == pytest.approx([3.0, 2.0, 1.5], rel=0.14)
 
 
 def turning(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,7 +9,8 @@ Transformation for Likelihood-Free Inference", ICML 2019. The flows are those of
     q_\theta(x \mid y) = N(f_\theta(x; y); 0, I) \, | \det \partial f_\theta / \partial x |
 
 Samples are :math:`f_\theta^{-1}(z; y)` of z from N(0, I). That takes one pass for each number in
-x, so it is a method for vectors of a few to some hundred numbers.
+x, so it is a method for vectors: with splines of some ten numbers, with affine maps, whose passes
+are much cheaper, of some hundred.
 """
 
 from __future__ import annotations
