@@ -215,6 +215,18 @@ def test_normaliser_standardises_and_inverts(how: Any, shape: tuple[int, ...]) -
     assert torch.allclose(normaliser.inverse(seen), data, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((3,), (0,)), ((4, 5), (0, 1, 2)), ((2, 4, 5), (0, 2, 3))]
+)
+def test_normaliser_by_channel(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    data = torch.randn(60, *shape) * torch.rand(shape) + 5 * torch.rand(shape)
+    normaliser = Normaliser(shape)
+    normaliser.fit(data, "channel")
+    std, mean = torch.std_mean(data, dims, correction=0, keepdim=True)
+    torch.testing.assert_close(normaliser.mean, mean[0].expand(shape))
+    torch.testing.assert_close(normaliser.std, std[0].expand(shape))
+
+
 def test_normaliser_leaves_constant_entries_unscaled() -> None:
     data = torch.randn(50, 3)
     data[:, 1] = 4.0

@@ -11,6 +11,9 @@ from vspair.config import ModelConfig
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.methods.dps import Prior
+from vspair.methods.flow import FlowNetwork
+from vspair.methods.nppc import train_nppc
+from vspair.methods.plain import train_plain
 from vspair.methods.regression import Regression
 from vspair.metrics import psnr, ssim
 from vspair.model import build
@@ -63,11 +66,16 @@ METHODS: dict[str, Callable[[], Method]] = {
     "tv": lambda: methods.TvAdmm(RayTransform(GEOMETRY), 0.01, max_iterations=5),
     "regression": _regression,
     "dps": _dps,
+    "plain": lambda: train_plain(*_both(fields(12)), epochs=1),
+    "gaussian residuals": lambda: methods.GaussianResiduals(methods.AnswerY(), *_both(fields())),
+    "nppc": lambda: train_nppc(methods.AnswerY(), *_both(fields(12)), k=2, epochs=1),
+    "flow": lambda: methods.Flow(FlowNetwork((8, 8), (8, 8), "maf", 1, (16,)).eval()),
 }
 """A new method of :mod:`vspair.methods` belongs into this list."""
 
 SINOGRAMS = {"fbp", "fbp hann", "tv", "regression", "dps"}
-POINTS = set(METHODS) - {"vPAIR", "sVAE", "vsPAIR", "dps"}
+SPREAD = {"vPAIR", "sVAE", "vsPAIR", "dps", "gaussian residuals", "nppc", "flow"}
+POINTS = set(METHODS) - SPREAD
 
 every = pytest.mark.parametrize("name", METHODS)
 

@@ -14,9 +14,11 @@ from vspair.metrics import (
     energy_score,
     gaussian_kl,
     gaussian_w2,
+    pca_share,
     pearson,
     psnr,
     share_inside,
+    spanned_share,
     spearman,
     ssim,
 )
@@ -181,3 +183,51 @@ def test_spearman_with_ties_is_that_of_the_mean_ranks() -> None:
     """Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: r = 4.5 / sqrt(4.5 * 5)."""
     assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert spearman([1, 2, 3], [9, 4, 1]) == pytest.approx(-1)
+
+
+def test_the_spanned_share_is_that_of_least_squares() -> None:
+    e = torch.randn(5, 2, 4)
+    own = torch.linalg.qr(torch.randn(5, 8, 3)).Q.mT
+    found = spanned_share(e, own.reshape(5, 3, 2, 4))
+    for i in range(5):
+        basis = own[i].T.double()
+        left = e[i].flatten().double()
+        left = left - basis @ torch.linalg.lstsq(basis, left).solution
+        expected = 1 - float(left.square().sum()) / float(e[i].square().sum())
+        assert float(found[i]) == pytest.approx(expected, abs=1e-6)
+    shared = spanned_share(e, own[0].reshape(3, 2, 4))
+    assert float(shared[0]) == pytest.approx(float(found[0]))
+    assert shared.shape == (5,)
+    assert spanned_share(torch.zeros(1, 8), own[0]).tolist() == [0]
+    with pytest.raises(VspairError, match=r"residuals has shape \(5, 2, 4\)"):
+        spanned_share(e, own[:2].reshape(2, 3, 2, 4))
+    with pytest.raises(VspairError, match=r"directions \(3, 8\)"):
+        spanned_share(e[:, 0], own[0])
+
+
+@pytest.mark.parametrize("n", [6, 40])
+def test_the_pca_share_is_that_of_singular_vectors(n: int) -> None:
+    """With more residuals than entries, and with fewer; uncentred, so a common shift counts."""
+    train, test = torch.randn(n, 3, 4) + 1, torch.randn(7, 3, 4)
+    for k in (1, 2, 6):
+        vectors = torch.linalg.svd(train.flatten(1).double()).Vh[:k]
+        along = test.flatten(1).double() @ vectors.T
+        expected = along.square().sum(1) / test.flatten(1).double().square().sum(1)
+        torch.testing.assert_close(pca_share(train, test, k), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_the_pca_share_of_a_gaussian_is_that_of_its_leading_variances() -> None:
+    std = torch.tensor([3.0, 2.0, 0.5, 0.1])
+    basis = torch.linalg.qr(torch.randn(4, 4)).Q
+    train, test = ((torch.randn(4000, 4) * std) @ basis.T for _ in range(2))
+    total = test.double().square().sum(1)
+    spanned = (pca_share(train, test, 2) * total).sum() / total.sum()
+    assert float(spanned) == pytest.approx(13 / 13.26, abs=0.003)
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_the_pca_share_needs_as_many_residuals_as_directions(k: int) -> None:
+    with pytest.raises(VspairError, match=rf"k = {k}: expected .* k from 1 to 4"):
+        pca_share(torch.randn(4, 6), torch.randn(3, 6), k)
+    with pytest.raises(VspairError, match="residuals of one shape"):
+        pca_share(torch.randn(4, 6), torch.randn(3, 5), 2)

@@ -77,6 +77,27 @@ def decided(gate: Tensor, shift: Tensor) -> Tensor:
     return torch.where(gate > 0, gate, STEEPNESS * gate)
 
 
+class Thresholds(nn.Module):
+    """What training steers, not by gradients: where gates open, the width, the budget.
+
+    Attributes:
+        answer: The log-odds above which gates of answers are open, a scalar.
+        own: The same of the codes of residuals themselves.
+        log_width: The logarithm of the constant width, in units of the residual.
+        active: How many gates are open on average in the end; 0 before that is chosen.
+    """
+
+    answer: Tensor
+    own: Tensor
+    log_width: Tensor
+    active: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("answer", "own", "log_width", "active"):
+            self.register_buffer(name, torch.zeros(()))
+
+
 class AnchoredModel(InverseModel):
     """An anchor, a code of its residual, and grain.
 
@@ -88,8 +109,6 @@ class AnchoredModel(InverseModel):
         y_shape: The shape of one observation.
     """
 
-    shift: Tensor
-    encoder_shift: Tensor
     feature_mean: Tensor
     feature_std: Tensor
 
@@ -123,9 +142,13 @@ class AnchoredModel(InverseModel):
         self.code_reader = Reader(frame, seen, numbers=per_place, width=width)
         self.grain_reader = Reader(frame, seen, maps=1, width=width)
         self.x_encoder = PlaceEncoder(frame, frame.channels, numbers)
-        self.register_buffer("shift", torch.zeros(()))
-        self.register_buffer("encoder_shift", torch.zeros(()))
+        self.thresholds = Thresholds()
         self._spread_modes()
+
+    @property
+    def noise_std(self) -> Tensor:
+        """The constant width in units of the residual, a scalar."""
+        return self.thresholds.log_width.exp()
 
     # -- what is read of y --------------------------------------------------------------------
 
@@ -187,12 +210,7 @@ class AnchoredModel(InverseModel):
             bias = self.code_reader.numbers.bias[: self.made.modes * 3 * self.kinds]
             bias.unflatten(0, (self.made.modes, 3, self.kinds))[:, 0].normal_()
 
-    def gate_numbers(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-odds of gates (B, m, l) and log-weights of modes (B, m)."""
-        parts, weights = self._modes(numbers)
-        return parts.chunk(3, -1)[2], weights
-
-    def _modes(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def modes_of(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return the numbers of each mode, (B, m, 3 l), and log-weights (B, m)."""
         m, each = self.made.modes, 3 * self.kinds
         if m == 1:
@@ -202,7 +220,8 @@ class AnchoredModel(InverseModel):
         weights = numbers[:, m * each :] if weights is None else weights
         return parts, weights.log_softmax(1)
 
-    def _with_gates(self, parts: Tensor, shift: Tensor) -> SpikeSlab:
+    def with_gates(self, parts: Tensor, shift: Tensor) -> SpikeSlab:
+        """Return the codes of numbers (..., 3 l) whose gates open above a shift."""
         mu, logvar, gate = parts.chunk(3, -1)
         code = self.x_family.read(torch.cat((mu, logvar, decided(gate, shift)), -1))
         assert isinstance(code, SpikeSlab)
@@ -210,8 +229,8 @@ class AnchoredModel(InverseModel):
 
     def read_code(self, numbers: Tensor, shift: Tensor | None = None) -> SpikeSlab | Mixture:
         """Return the code that numbers (B, ..., *places) of the reader stand for."""
-        parts, weights = self._modes(numbers)
-        modes = self._with_gates(parts, self.shift if shift is None else shift)
+        parts, weights = self.modes_of(numbers)
+        modes = self.with_gates(parts, self.thresholds.answer if shift is None else shift)
         if self.made.modes == 1:
             return modes[:, 0]
         return Mixture(modes, weights)
@@ -219,7 +238,7 @@ class AnchoredModel(InverseModel):
     def encode(self, residual: Tensor, shift: Tensor | None = None) -> SpikeSlab:
         """Return the code of normalised residuals of shape (B, *x_shape)."""
         numbers = self.x_encoder(self.frame.maps(residual)).flatten(1)
-        return self._with_gates(numbers, self.encoder_shift if shift is None else shift)
+        return self.with_gates(numbers, self.thresholds.own if shift is None else shift)
 
     def grain(self, seen: Tensor) -> Tensor:
         """Return the deviation of the grain in units of the residual, (B, *x_shape)."""
@@ -227,14 +246,14 @@ class AnchoredModel(InverseModel):
             return self.noise_std.expand(len(seen), *self.x_shape)
         maps = self.grain_reader(seen)[0]
         assert maps is not None
-        log = self.log_width.detach() + maps.clamp(*LOG_GRAIN)
+        log = self.thresholds.log_width + maps.clamp(*LOG_GRAIN)
         return log.exp().reshape(len(seen), *self.x_shape)
 
     # -- answers -------------------------------------------------------------------------------
 
     def latent(self, y: Tensor) -> Code:
         """Return the code of normalised observations; first guesses come from ``first``."""
-        return self.read(y, self._guess(y, None))[1]
+        return self.read(y, self._guess(self.y_normaliser.inverse(y), None))[1]
 
     def answers(self) -> list[nn.Module]:  # noqa: D102
         return [*self.networks, self.code_reader, self.grain_reader, self.x_decoder]
