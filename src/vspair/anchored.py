@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vspair.anchors import RidgePath
@@ -33,14 +32,17 @@ from vspair.networks import evaluating
 from vspair.networks.spatial import Domain, Frame, PlaceDecoder, PlaceEncoder, Reader
 from vspair.posterior import LatentPosterior
 
-__all__ = ["AnchorName", "AnchoredModel", "Made", "First"]
+__all__ = ["AnchoredModel", "BaseName", "First", "Made", "as_first"]
 
-AnchorName = Literal["none", "ridge", "first", "network"]
+BaseName = Literal["none", "ridge", "first"]
 First = Callable[[Tensor], Any]
 """From observations (B, *y_shape) to first guesses (B, *x_shape)."""
 
 STEEPNESS = 5.0
 """How much faster gates close below 1/2 than they open above: few stay undecided."""
+
+MOST_ODDS = 9.0
+"""The largest log-odds of a gate: one that is sure could not learn that it is wrong."""
 
 LOG_GRAIN = (-6.0, 3.0)
 """The bounds of the logarithm of the grain, beside the constant one."""
@@ -51,30 +53,31 @@ class Made:
     """What was decided by the pairs, and fixes the shapes of all weights.
 
     Arguments:
-        anchor: What answers.
+        base: What answers, or is corrected by networks that do.
         domain: What x is.
-        base: Which of the maps that are read the answer starts from; -1 is the mean of x.
         rank: The directions of the ridge path.
         penalties: Its penalties.
+        best: Which of them answers best.
         networks: The networks of the anchor.
         modes: The codes of a y.
         first: Whether first guesses are given with y.
     """
 
-    anchor: AnchorName
+    base: BaseName
     domain: Domain
-    base: int
     rank: int
     penalties: int
+    best: int
     networks: int
     modes: int
     first: bool
 
 
 def decided(gate: Tensor, shift: Tensor) -> Tensor:
-    """Return log-odds above a shift; below it, they fall faster (see :data:`STEEPNESS`)."""
+    """Return log-odds above a shift, at most :data:`MOST_ODDS`; below it, they fall faster."""
     gate = gate - shift
-    return torch.where(gate > 0, gate, STEEPNESS * gate)
+    gate = torch.where(gate > 0, gate, STEEPNESS * gate)
+    return MOST_ODDS * torch.tanh(gate / MOST_ODDS)
 
 
 class Thresholds(nn.Module):
@@ -127,23 +130,32 @@ class AnchoredModel(InverseModel):
         super().__init__(config, x_shape, y_shape, family, PlaceDecoder(frame, kinds))
         self.anchored, self.made, self.frame = anchored, made, frame
         self.first: First | None = None
+        self.verdict: object = None
         self.x_scale = Normaliser(x_shape)
         self.ridge = RidgePath(math.prod(y_shape), math.prod(x_shape), made.rank, made.penalties)
         channels = self.n_features
         self.register_buffer("feature_mean", torch.zeros(channels, *[1] * len(frame.size)))
         self.register_buffer("feature_std", torch.ones(channels, *[1] * len(frame.size)))
-        width = anchored.width
         self.networks = nn.ModuleList(
-            Reader(frame, channels, maps=1, width=width) for _ in range(made.networks)
+            Reader(frame, channels, maps=1, width=anchored.width) for _ in range(made.networks)
         )
-        seen = channels + (frame.channels if made.networks else 0)
-        numbers = 3 * kinds
-        per_place = numbers if made.modes == 1 else made.modes * (numbers + 1)
-        self.code_reader = Reader(frame, seen, numbers=per_place, width=width)
-        self.grain_reader = Reader(frame, seen, maps=1, width=width)
-        self.x_encoder = PlaceEncoder(frame, frame.channels, numbers)
         self.thresholds = Thresholds()
+        self._make_readers()
+
+    def _make_readers(self) -> None:
+        """Make what reads code and grain: features, and the correction where there is one."""
+        seen = self.n_features + (self.frame.channels if len(self.networks) else 0)
+        each, modes, width = 3 * self.kinds, self.made.modes, self.anchored.width
+        numbers = each if modes == 1 else modes * (each + 1)
+        self.code_reader = Reader(self.frame, seen, numbers=numbers, width=width)
+        self.grain_reader = Reader(self.frame, seen, maps=1, width=width)
+        self.x_encoder = PlaceEncoder(self.frame, self.frame.channels + seen, each)
         self._spread_modes()
+
+    def leave_out_networks(self) -> None:
+        """Let the base answer alone, as if no networks had been made."""
+        self.made, self.networks = replace(self.made, networks=0), nn.ModuleList()
+        self._make_readers()
 
     @property
     def noise_std(self) -> Tensor:
@@ -180,11 +192,11 @@ class AnchoredModel(InverseModel):
 
     def base(self, stacked: Tensor) -> Tensor:
         """Return the answer that networks correct, normalised, with shape (B, *x_shape)."""
-        if self.made.base < 0:
+        if self.made.base == "none":
             return stacked.new_zeros(len(stacked), *self.x_shape)
+        which = self.made.best if self.made.base == "ridge" else self.made.penalties
         c = self.frame.channels
-        part = stacked[:, self.made.base * c : (self.made.base + 1) * c]
-        return part.reshape(-1, *self.x_shape)
+        return stacked[:, which * c : (which + 1) * c].reshape(-1, *self.x_shape)
 
     def normalise_features(self, stacked: Tensor) -> Tensor:
         """Return features as networks see them."""
@@ -216,8 +228,7 @@ class AnchoredModel(InverseModel):
         if m == 1:
             return numbers.flatten(1).unsqueeze(1), numbers.new_zeros(len(numbers), 1)
         parts = numbers[:, : m * each].unflatten(1, (m, each)).flatten(2)
-        weights = numbers[:, m * each :].flatten(2).mean(2) if self.frame.size else None
-        weights = numbers[:, m * each :] if weights is None else weights
+        weights = numbers[:, m * each :].reshape(len(numbers), m, -1).mean(2)
         return parts, weights.log_softmax(1)
 
     def with_gates(self, parts: Tensor, shift: Tensor) -> SpikeSlab:
@@ -235,10 +246,13 @@ class AnchoredModel(InverseModel):
             return modes[:, 0]
         return Mixture(modes, weights)
 
-    def encode(self, residual: Tensor, shift: Tensor | None = None) -> SpikeSlab:
-        """Return the code of normalised residuals of shape (B, *x_shape)."""
-        numbers = self.x_encoder(self.frame.maps(residual)).flatten(1)
-        return self.with_gates(numbers, self.thresholds.own if shift is None else shift)
+    def own_numbers(self, residual: Tensor, seen: Tensor) -> Tensor:
+        """Return the numbers that the code of residuals is read from, with shape (B, 3 l)."""
+        return self.x_encoder(torch.cat((self.frame.maps(residual), seen), 1)).flatten(1)
+
+    def encode(self, residual: Tensor, seen: Tensor) -> SpikeSlab:
+        """Return the code of normalised residuals of shape (B, *x_shape), given what y shows."""
+        return self.with_gates(self.own_numbers(residual, seen), self.thresholds.own)
 
     def grain(self, seen: Tensor) -> Tensor:
         """Return the deviation of the grain in units of the residual, (B, *x_shape)."""
@@ -272,14 +286,13 @@ class AnchoredModel(InverseModel):
                 "This model was trained with first guesses: give them with y, as first = guesses "
                 f"of shape (B, {', '.join(map(str, self.x_shape))}), or --first FILE."
             )
-        given = as_first(self.first(y) if first is None else first, len(y), self.x_shape)  # type: ignore[misc]
-        return self.x_scale(given.to(y))
+        given = self.first(y) if first is None and self.first is not None else first
+        return self.x_scale(as_first(given, len(y), self.x_shape).to(y))
 
-    def read(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Code, Tensor]:
-        """Return answer, code and grain for normalised observations and first guesses.
+    def answer(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the answer to normalised observations, and what code and grain are read from.
 
-        The answer (B, *x_shape) is in units of the normalised unknown, the grain (B, *x_shape) in
-        those of the residual.
+        The answer (B, *x_shape) is normalised as the unknown is.
         """
         stacked = self.stack(self.ridge(y.flatten(1)), first, y)
         features = self.normalise_features(stacked)
@@ -289,6 +302,15 @@ class AnchoredModel(InverseModel):
         if correction is not None:
             scale = self.x_normaliser.std / self.x_scale.std
             answer = answer + correction.reshape(answer.shape) * scale
+        return answer, seen
+
+    def read(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Code, Tensor]:
+        """Return answer, code and grain for normalised observations and first guesses.
+
+        The answer (B, *x_shape) is normalised as the unknown is, the grain (B, *x_shape) is in
+        units of the residual.
+        """
+        answer, seen = self.answer(y, first)
         numbers = self.code_reader(seen)[1]
         assert numbers is not None
         return answer, self.read_code(numbers), self.grain(seen)
@@ -312,6 +334,12 @@ class AnchoredModel(InverseModel):
         return LatentPosterior(
             self, code, noise=noise, answer=answer, noise_std=grain, single=single
         )
+
+    def ridge_answer(self, y: Tensor) -> Tensor:
+        """Return what ridge regression alone answers, in own units, with shape (B, *x_shape)."""
+        y = self.y_normaliser(y.to(self.ridge.y_mean)).flatten(1)
+        answer = self.ridge(y)[:, self.made.best].reshape(-1, *self.x_shape)
+        return self.x_scale.inverse(answer)
 
     def factor_name(self, index: int) -> str:
         """Return the name of a factor: its kind, and the pixel at the middle of its place."""

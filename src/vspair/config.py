@@ -223,7 +223,7 @@ class AnchoredConfig:
     kinds: int = 16
     modes: int = 0
     active: int = 0
-    beta: float = 1.0
+    beta: float = 0.5
     crps: float = 1.0
     grain: Literal["predicted", "constant"] = "predicted"
     spatial: bool = True
@@ -383,13 +383,15 @@ def shipped(name: str) -> Config:
 
 
 def preset(name: PresetName = "calibrated", active: int = 0) -> Config:
-    """Return the objective as printed (``paper``) or the calibrated one.
+    """Return the anchored model, the paper's objective as printed, or the calibrated one.
 
     Arguments:
-        name: ``paper`` or ``calibrated``.
-        active: With ``calibrated``, the number of factors to steer to; 0 keeps each factor
-            that is worth a small fixed price.
+        name: ``anchored``, ``calibrated`` or ``paper``.
+        active: The number of factors: with ``anchored`` that of its answers, 0 chooses it; with
+            ``calibrated`` the one to steer to, 0 keeps each factor that is worth a small price.
     """
+    if name == "anchored":
+        return Config(model=ModelConfig(kind="anchored"), anchored=AnchoredConfig(active=active))
     if name == "paper":
         return Config(
             model=ModelConfig(gate="exponential", logvar_range=(-30.0, 20.0), normalise="none"),
@@ -397,7 +399,7 @@ def preset(name: PresetName = "calibrated", active: int = 0) -> Config:
             training=TrainingConfig(),
         )
     if name != "calibrated":
-        raise VspairError(f"preset = {name!r}: expected one of paper, calibrated.")
+        raise VspairError(f"preset = {name!r}: expected one of anchored, calibrated, paper.")
     objective = ObjectiveConfig(
         lambda_y=0.5,
         gamma_x=0.01,

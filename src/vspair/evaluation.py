@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from vspair.codes import SpikeSlab
+from vspair.anchored import AnchoredModel, as_first
+from vspair.codes import Mixture, SpikeSlab
 from vspair.data import as_data, as_pairs
 from vspair.errors import VspairError
 from vspair.metrics import (
@@ -90,10 +91,18 @@ def _region_scores(samples: Tensor, mean: Tensor, x: Tensor, region: Tensor) -> 
 def _code_scores(post: LatentPosterior, x: Tensor, generator: Generator) -> dict[str, Tensor]:
     """Return the error of the decoded mean code, and how many factors are present."""
     found = {"mse_code": _entries_mean((post.decode(post.code.mean) - x).square())}
-    if isinstance(post.code, SpikeSlab):
-        found["active"] = (post.code.omega > 0.5).double().sum(1)
+    if post.gates is not None:
+        found["active"] = (post.gates.omega > 0.5).double().sum(1)
         found["nnz"] = (post.code.rsample(generator) != 0).double().sum(1)
     return found
+
+
+def _answer_scores(post: LatentPosterior, variance: Tensor) -> dict[str, Tensor]:
+    """Return what factors carry of the variance (B,) of an anchored answer, and its gates."""
+    grain = _entries_mean(post.noise_std.square()) if post.noise else torch.zeros_like(variance)
+    assert isinstance(post.code, SpikeSlab | Mixture)
+    present, hedged = post.code.counts()
+    return {"variance_factors": variance - grain, "present": present, "hedged": hedged}
 
 
 def _truths(posterior: Posterior, x: Tensor) -> Tensor:
@@ -134,13 +143,15 @@ def scores(
         ``mse_mean``, ``mse_sample``, ``crps`` and ``energy_score`` of any posterior; coverage,
         ``variance``, ``deviation``, ``beyond_2_std``, ``beyond_4_std`` and ``excess_2_std`` where
         it has spread and there are two samples or more; ``mse_code`` where it is decoded from a
-        code, and ``active`` and ``nnz`` where that has gates.
+        code, and ``active`` and ``nnz`` where that has gates; ``variance_factors``, ``present``
+        and ``hedged`` of an anchored model.
     """
     x = _truths(posterior, x)
     generator = generator or _generator(posterior.device, 0)
     count = min(samples, posterior.most_samples or samples)
     sampled = posterior.sample(count, generator).reshape(count, *x.shape)
-    mean = sampled.mean(0)
+    answered = isinstance(posterior, LatentPosterior) and posterior.answer is not None
+    mean = posterior.mean().reshape(x.shape) if answered else sampled.mean(0)
     found = {
         "mse_mean": _entries_mean((mean - x).square()),
         "mse_sample": _entries_mean((sampled - x).square().mean(0)),
@@ -155,6 +166,8 @@ def scores(
         found |= {"psnr": psnr(mean, x), "ssim": ssim(mean, x), "ssim_sample": ssim(sampled[0], x)}
     if isinstance(posterior, LatentPosterior):
         found |= _code_scores(posterior, x, generator)
+        if answered and len(sampled) > 1:
+            found |= _answer_scores(posterior, found["variance"])
     if isinstance(posterior, PointPosterior):
         found |= posterior.details
     return found
@@ -171,6 +184,7 @@ def score_method(
     levels: Sequence[float] = (0.9,),
     region: Tensor | None = None,
     image_quality: bool = False,
+    first: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the scores of a method on test pairs, one value a pair, float64 on the CPU, (N,).
 
@@ -184,6 +198,7 @@ def score_method(
         levels: The central intervals whose coverage is measured.
         region: Entries whose share of error, variance and area is added, bool (N, *x_shape).
         image_quality: Whether to add PSNR and SSIM.
+        first: First guesses, with shape (N, *x_shape), where the method needs them.
 
     Returns:
         What :func:`scores` returns, and for models some scores ``_with_noise``, of samples that
@@ -191,16 +206,25 @@ def score_method(
     """
     generator, parts = None, []
     for rows in torch.arange(len(x)).split(chunk):
-        post, truth = method.posterior(y[rows]), x[rows]
+        post, truth = _ask(method, y[rows], None if first is None else first[rows]), x[rows]
         generator = generator or _generator(post.device, seed)
         how: dict[str, Any] = {"samples": samples, "generator": generator, "levels": levels}
         inside = None if region is None else region[rows]
         row = scores(post, truth, **how, region=inside, image_quality=image_quality)
         if isinstance(post, LatentPosterior) and not post.noise:
-            noisy = scores(LatentPosterior(post.model, post.code, noise=True), truth, **how)
+            noisy = scores(post.with_noise(), truth, **how)
             row |= {f"{k}_with_noise": v for k, v in noisy.items() if k.startswith(WITH_NOISE)}
         parts.append({name: values.double().cpu() for name, values in row.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _ask(method: Method, y: Tensor, first: Tensor | None) -> Posterior:
+    """Return a method's posterior, with first guesses where there are any."""
+    if first is None:
+        return method.posterior(y)
+    if not isinstance(method, AnchoredModel):
+        raise VspairError("first was given, but only anchored models take first guesses.")
+    return method.posterior(y, first=first)
 
 
 @torch.no_grad()
@@ -236,7 +260,14 @@ def _wait_for(device: torch.device) -> None:
 
 
 def evaluate(
-    model: Method, x: Any, y: Any, *, samples: int = 50, seed: int = 0, chunk: int = 64
+    model: Method,
+    x: Any,
+    y: Any,
+    *,
+    first: Any = None,
+    samples: int = 50,
+    seed: int = 0,
+    chunk: int = 64,
 ) -> dict[str, float]:
     """Return scores of the posterior on test pairs, with the trivial floors beside them.
 
@@ -244,23 +275,29 @@ def evaluate(
         model: A trained model, or any other method.
         x: The true unknowns, with shape (N, *x_shape).
         y: Their observations, with shape (N, *y_shape).
+        first: First guesses of x, where the model was trained with them.
         samples: Posterior samples for each observation.
         seed: Fixes the samples.
         chunk: Observations that are treated at once.
 
     Returns:
         The mean of each score over the pairs (see :func:`score_method`); the correlation of
-        variance and squared error, ``uncertainty_error_r``; and ``floor_mean``, the MSE of
+        variance and squared error, ``uncertainty_error_r``; ``share_in_factors``, of an anchored
+        model; and ``floor_mean``, the MSE of
         answering every observation with the mean of these x, and, where shapes agree,
         ``floor_y``, the MSE of answering with y itself. Scores that are not defined are left out.
     """
     x, y = as_pairs(x, y, vary=False)
-    if tuple(x.shape[1:]) != (x_shape := model.posterior(y[:1]).x_shape):
+    guesses = None if first is None else as_first(first, len(x), tuple(x.shape[1:]))
+    one = _ask(model, y[:1], None if guesses is None else guesses[:1])
+    if tuple(x.shape[1:]) != (x_shape := one.x_shape):
         raise VspairError(
             f"x has shape {tuple(x.shape)}: this model was trained on unknowns of shape {x_shape}."
         )
-    found = score_method(model, x, y, samples=samples, seed=seed, chunk=chunk)
+    found = score_method(model, x, y, samples=samples, seed=seed, chunk=chunk, first=guesses)
     result = {name: float(values.mean()) for name, values in found.items()}
+    if "variance_factors" in result:
+        result["share_in_factors"] = result["variance_factors"] / result["variance"]
     if "variance" in found:
         result |= _correlation(found["variance"], found["mse_mean"])
     result["floor_mean"] = float((x - x.mean(0)).double().square().mean())
@@ -293,7 +330,8 @@ def invert(
     *,
     samples: int = 50,
     level: float = 0.9,
-    noise: bool = False,
+    noise: bool | None = None,
+    first: Any = None,
     seed: int = 0,
     out: str | Path | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
@@ -304,22 +342,32 @@ def invert(
         y: One observation or a batch; a batch for methods that are no models.
         samples: Posterior samples for each observation.
         level: The probability inside the interval.
-        noise: Whether samples include the decoder's noise.
+        noise: Whether samples include the decoder's noise; where not given, those of anchored
+            models do and others do not.
+        first: First guesses of x, where the model was trained with them.
         seed: Fixes the samples.
         out: A new ``.npz`` file.
 
     Returns:
-        ``mean``, ``std``, ``lower`` and ``upper`` ends of the interval, ``approximate_mean``,
-        the ``samples``, which the four before are of, the code's parameters, and the ``seconds``
-        that it took. A model without spread (PAIR) has no deviation, interval and samples.
+        ``mean`` (an anchored model's answer), ``std``, ``lower`` and ``upper`` ends of the
+        interval, ``approximate_mean``, the ``samples``, which the others before are of, the
+        code's parameters, and the ``seconds`` that it took. A model without spread (PAIR) has no deviation, interval and samples.
     """
     check_level(level)
     path = None if out is None else _new_npz(Path(out))
     start = time.perf_counter()
-    more = {"noise": noise} if isinstance(model, InverseModel) else {}
-    post = model.posterior(y if more else as_data(y, "y"), **more)
+    more: dict[str, Any] = {} if noise is None else {"noise": noise}
+    more |= {} if first is None else {"first": first}
+    if isinstance(model, AnchoredModel):
+        post: Posterior = model.posterior(y, **more)
+    elif isinstance(model, InverseModel) and first is None:
+        post = model.posterior(y, **more)
+    else:
+        post = _ask(model, as_data(y, "y"), first)
     sampled = post.sample(samples, _generator(post.device, seed))
     spread = {"samples": sampled, **_summary(sampled, level)}
+    if isinstance(post, LatentPosterior) and post.answer is not None:
+        spread["mean"] = post.mean()
     named = spread if post.has_spread else {"mean": sampled[0]}
     if isinstance(post, LatentPosterior):
         named |= {"approximate_mean": post.approximate_mean(), **post.parameters()}

@@ -11,7 +11,7 @@ are in the squared units of the data.
           + \mathrm{E}_g\,\mathrm{Var}[d(z) \mid g] ,
 
 divides the variance of every entry of x into a *structural* part (which factors are present, and
-in a :class:`~vspair.codes.Mixture` which mode holds) and a *parametric* part (how strong they are).
+in a mixture which mode holds) and a *parametric* part (how strong they are).
 
 **Which factors carry it?** Factor j alone, all others at their means, moves x by
 :math:`c_j(z_j)`. It is tried at values that it takes, :math:`\mu_j \pm \sigma_j` and 0:

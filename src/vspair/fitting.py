@@ -1,4 +1,8 @@
-"""``fit``: from pairs to a trained model, with everything chosen that was not given."""
+"""``fit``: from pairs to a trained model, with everything chosen that was not given.
+
+The default is the anchored model (:mod:`vspair.anchored`); ``paper`` and ``calibrated`` train a
+paired one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Any
 import torch
 
 from vspair import config as configs
+from vspair.anchored import First
+from vspair.anchored_fit import AnchorChoice, AnchoredFit, suggest_kinds
 from vspair.config import Config, PresetName, TrainingConfig
 from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
@@ -62,6 +68,17 @@ def suggest_settings(
     return changes
 
 
+def _preset_config(preset: PresetName, active: int, pairs: Pairs) -> Config:
+    """Return a preset with the settings that suit the pairs."""
+    config = configs.preset(preset, active)
+    if preset == "anchored":
+        return configs.override(config, {"anchored": {"kinds": suggest_kinds(pairs.x, active)}})
+    settings = suggest_settings(*pairs.shapes, len(pairs), active)
+    if preset == "paper":
+        settings.pop("objective", None)
+    return configs.override(config, settings)
+
+
 def _complete_config(
     config: Config | None,
     preset: PresetName | None,
@@ -70,24 +87,20 @@ def _complete_config(
     changes: dict[str, Any],
 ) -> Config:
     """Return a configuration that is complete and checked, however it was given."""
+    if active < 0:
+        raise VspairError(f"active = {active}: expected the number of factors, or 0 to choose it.")
     if active and (config is not None or preset == "paper"):
         raise VspairError(
-            f"active = {active} steers the calibrated preset. With a configuration, set "
-            "objective.rho = 'dual' and objective.active in it; the paper's objective has no "
-            "number of factors to set, only alpha0 and beta0."
+            f"active = {active} steers the presets anchored and calibrated. With a configuration, "
+            "set anchored.active, or objective.rho = 'dual' and objective.active, in it; the "
+            "paper's objective has no number of factors to set, only alpha0 and beta0."
         )
     if config is not None and preset is not None:
         raise VspairError(
             f"preset = {preset!r} and a configuration: give one of them. A configuration names "
             "its preset in its first line."
         )
-    if config is None:
-        preset = preset or "calibrated"
-        config = configs.preset(preset, active)
-        settings = suggest_settings(*pairs.shapes, len(pairs), active)
-        if preset == "paper":
-            settings.pop("objective", None)
-        config = configs.override(config, settings)
+    config = config or _preset_config(preset or "anchored", active, pairs)
     config = configs.override(config, {"training": changes})
     asked, kind = config.objective.active, config.model.kind
     if asked and kind in ("PAIR", "vPAIR"):
@@ -104,10 +117,14 @@ def fit(
     x: Any,
     y: Any,
     *,
-    held: tuple[Any, Any] | None = None,
+    held: tuple[Any, ...] | None = None,
+    groups: Any = None,
+    anchor: AnchorChoice | First = "auto",
+    first: Any = None,
     active: int = 0,
     preset: PresetName | None = None,
     config: Config | None = None,
+    minutes: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
@@ -119,36 +136,63 @@ def fit(
     Arguments:
         x: The unknowns, with shape (N, n), (N, H, W) or (N, C, H, W).
         y: The observations, pair by pair, with a shape of the same kinds.
-        held: Held-out pairs (x, y) that epochs are compared by, where you have your own; a share
-            ``training.validation`` of the pairs where not given.
-        active: How many factors should be open on average; 0 keeps those worth a small price.
-        preset: ``calibrated``, which is the default, or ``paper``; not with a config.
+        held: Held-out pairs (x, y) that epochs are compared by, where you have your own, with
+            first guesses as a third where the others have them; a share ``training.validation``
+            of the pairs where not given.
+        groups: Which pairs belong together, such as slices of one patient, as labels (N,). What
+            is held out, and answered out of fold, is whole groups then.
+        anchor: What answers: ``none``, ``ridge``, ``network``, the best of them (``auto``), or a
+            function of your own from observations (B, *y_shape) to guesses (B, *x_shape), which
+            a network corrects where that helps.
+        first: First guesses of x, with shape (N, *x_shape), in place of such a function. They
+            must be given with every y later on.
+        active: How many factors answers have on average; 0 chooses.
+        preset: ``anchored``, which is the default, ``calibrated`` or ``paper``; not with a config.
         config: Everything in detail; nothing is chosen for you then (see
             :func:`suggest_settings`).
+        minutes: How long the training of the anchored model may take on two CPU cores, about.
         out: A folder to save the run in; it must not exist, unless it is resumed.
         resume: Continue the run in ``out`` where it was stopped.
         device: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar, and the verdict in the end.
         changes: Keys of the training section, such as ``epochs=50`` or ``seed=1``.
 
     Example:
         >>> x = torch.randn(64, 2)
-        >>> model = fit(x, x + 0.1 * torch.randn(64, 2), epochs=1, progress=False)
+        >>> model = fit(x, x + 0.1 * torch.randn(64, 2), epochs=2, progress=False)
         >>> model.posterior(x[0]).sample(5).shape
         torch.Size([5, 2])
     """
     pairs = Pairs.of(x, y)
-    given = None if held is None else Pairs.of(*held, vary=False, prefix="held ")
+    given = None if held is None else Pairs.of(*held[:2], vary=False, prefix="held ")
     if resume:
         run = _run_to_resume(out, changed=bool(changes or config or active or preset))
-        parts = split_pairs(pairs, run.config) if given is None else (pairs, given)
+        config = run.config
+    else:
+        run = None
+        config = _complete_config(config, preset, active, pairs, changes)
+    if config.model.kind == "anchored":
+        wanted = AnchoredFit(config, pairs, given, groups, anchor, first, (held or ())[2:])
+        return wanted.run(out, run, minutes, changes, pick_device(device), progress)
+    _expect_plain(config, groups=groups, first=first, minutes=minutes, anchor=anchor)
+    parts = split_pairs(pairs, config) if given is None else (pairs, given)
+    if run is not None:
         trainer = resume_training(*parts, run, pick_device(device))
     else:
-        config = _complete_config(config, preset, active, pairs, changes)
-        parts = split_pairs(pairs, config) if given is None else (pairs, given)
         trainer = start_training(*parts, config, out=out, device=pick_device(device))
     trainer.train(progress)
     return trainer.model
+
+
+def _expect_plain(config: Config, anchor: Any, **others: Any) -> None:
+    """Refuse what only the anchored model knows."""
+    given = [name for name, value in others.items() if value is not None]
+    given += [] if isinstance(anchor, str) and anchor == "auto" else ["anchor"]
+    if given:
+        raise VspairError(
+            f"{given[0]} was given, but {config.model.kind} is not anchored: leave it out, or use "
+            "preset = 'anchored'."
+        )
 
 
 def split_pairs(pairs: Pairs, config: Config) -> tuple[Pairs, Pairs]:
@@ -175,7 +219,7 @@ def start_training(
     """
     trainer = Trainer(_build_model(train, config).to(device), config, train, held)
     if out is not None:
-        trainer.folder = Run.create(out, config, trainer.model, _fingerprint(train, held)).path
+        trainer.folder = Run.create(out, config, train.shapes, _fingerprint(train, held)).path
     return trainer
 
 

@@ -29,6 +29,9 @@ app.add_typer(reproduce, name="reproduce")
 RunFolder = Annotated[Path, typer.Argument(help="A run folder that 'vspair fit' wrote.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")]
 Samples = Annotated[int, typer.Option(min=1, help="Posterior samples for each observation.")]
+FirstGuesses = Annotated[
+    str | None, typer.Option(help="First guesses of x, if the run was trained with them.")
+]
 MOST = 2**31 - 1
 Seed = Annotated[int, typer.Option(min=0, max=MOST, help="Fixes the samples.")]
 
@@ -86,12 +89,22 @@ def fit(
     x: Annotated[str, typer.Option(help="Unknowns: file.npy, file.npz:name or file.h5:name.")],
     y: Annotated[str, typer.Option(help="Observations, pair by pair with x.")],
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
-    active: Annotated[
-        int, typer.Option(help="Factors to keep open; 0 keeps all worth a price.")
-    ] = 0,
+    active: Annotated[int, typer.Option(help="Factors in an answer; 0 chooses.")] = 0,
+    anchor: Annotated[
+        Literal["auto", "none", "ridge", "network"], typer.Option(help="What answers.")
+    ] = "auto",
+    first: Annotated[
+        str | None, typer.Option(help="First guesses of x, such as filtered back-projections.")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Which pairs belong together, such as patients: labels.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="How long to train on two cores, about: 5.")
+    ] = None,
     preset: Annotated[
-        Literal["calibrated", "paper"] | None,
-        typer.Option(help="The objective, without --config: calibrated where not given."),
+        Literal["anchored", "calibrated", "paper"] | None,
+        typer.Option(help="The model, without --config: anchored where not given."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with every setting.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the pairs.")] = None,
@@ -104,15 +117,17 @@ def fit(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Learn to invert from pairs (x, y) and save the model as a run folder.
+    """Learn to invert from pairs (x, y), save the model as a run folder, and say what it is worth.
 
     Ctrl-C saves what was reached; --resume continues to the same weights that an unbroken run
     would have given.
     """
     from vspair import config as configs
     from vspair import fitting
+    from vspair.anchored import AnchoredModel
     from vspair.data import load_array
     from vspair.training.interrupts import Interrupted
+    from vspair.verdict import Verdict
 
     given: dict[str, Any] = {
         "epochs": epochs,
@@ -120,10 +135,15 @@ def fit(
         "learning_rate": learning_rate,
         "seed": seed,
     }
-    with stoppable(_how_to_resume(x, y, out, device), Interrupted):
-        fitting.fit(
+    beside = {"--first": first, "--groups": groups}
+    with stoppable(_how_to_resume(x, y, out, device, beside), Interrupted):
+        model = fitting.fit(
             load_array(x),
             load_array(y),
+            groups=None if groups is None else load_array(groups),
+            anchor=anchor,
+            first=None if first is None else load_array(first),
+            minutes=minutes,
             active=active,
             preset=preset,
             config=None if config is None else configs.load(config),
@@ -133,11 +153,16 @@ def fit(
             progress=not quiet,
             **{k: v for k, v in given.items() if v is not None},
         )
-    say(f"Saved {out}. Ask it with: vspair invert {out} Y.npy --out posterior.npz")
+    if quiet and isinstance(model, AnchoredModel) and isinstance(model.verdict, Verdict):
+        say("\n".join(model.verdict.lines))
+    guesses = "" if first is None else " --first FIRST.npy"
+    say(f"Saved {out}. Ask it with: vspair invert {out} Y.npy{guesses} --out posterior.npz")
 
 
-def _how_to_resume(x: str, y: str, out: Path, device: str) -> str:
+def _how_to_resume(x: str, y: str, out: Path, device: str, beside: dict[str, str | None]) -> str:
     words = ["vspair", "fit", "--x", x, "--y", y, "--out", str(out), "--resume"]
+    for name, value in beside.items():
+        words += [] if value is None else [name, value]
     if device != "auto":
         words += ["--device", device]
     return f"Stopped; what was reached is saved. Continue with: {shlex.join(words)}"
@@ -151,7 +176,13 @@ def invert(
     out: Annotated[Path, typer.Option(help="A new .npz file for the answer.")],
     samples: Samples = 50,
     level: Annotated[float, typer.Option(help="The probability inside the interval.")] = 0.9,
-    noise: Annotated[bool, typer.Option("--noise", help="Include the decoder's noise.")] = False,
+    noise: Annotated[
+        bool | None,
+        typer.Option(
+            "--noise/--no-noise", help="Whether samples include the decoder's noise, or grain."
+        ),
+    ] = None,
+    first: FirstGuesses = None,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
@@ -161,8 +192,9 @@ def invert(
 
     model = runs.load(run, device)
     answer = evaluation.invert(
-        model, load_array(y), samples=samples, level=level, noise=noise, seed=seed, out=out
-    )
+        model, load_array(y), samples=samples, level=level, noise=noise, seed=seed, out=out,
+        first=None if first is None else load_array(first),
+    )  # fmt: skip
     count = answer["mean"].size // math.prod(model.x_shape)
     say(f"Inverted {count} observations in {float(answer['seconds']):.2f} s. Saved {out}.")
 
@@ -173,6 +205,7 @@ def evaluate(
     run: RunFolder,
     x: Annotated[str, typer.Option(help="The true unknowns.")],
     y: Annotated[str, typer.Option(help="Their observations.")],
+    first: FirstGuesses = None,
     samples: Samples = 50,
     seed: Seed = 0,
     out: Annotated[
@@ -187,8 +220,9 @@ def evaluate(
     if out is not None:
         _expect_new(out)
     scores = evaluation.evaluate(
-        runs.load(run, device), load_array(x), load_array(y), samples=samples, seed=seed
-    )
+        runs.load(run, device), load_array(x), load_array(y), samples=samples, seed=seed,
+        first=None if first is None else load_array(first),
+    )  # fmt: skip
     _table(scores)
     if out is not None:
         runs.write_text(out, json.dumps(scores, indent=2, allow_nan=False) + "\n")

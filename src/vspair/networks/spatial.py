@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -95,8 +96,9 @@ class _Block(nn.Module):
 
 
 def _blocks(dims: int, *widths: int, halve: bool = False) -> nn.Sequential:
-    steps = enumerate(zip(widths, widths[1:], strict=False))
-    return nn.Sequential(*(_Block(dims, i, o, 2 if halve and not n else 1) for n, (i, o) in steps))
+    strides = [2 if halve else 1] + [1] * len(widths)
+    steps = zip(pairwise(widths), strides, strict=False)
+    return nn.Sequential(*(_Block(dims, i, o, stride) for (i, o), stride in steps))
 
 
 def _to_depth(h: Tensor) -> Tensor:

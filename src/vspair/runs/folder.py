@@ -4,6 +4,7 @@
 ``config.toml``             sizes, objective and training, read strictly
 ``weights.safetensors``     the model, its normalisation included
 ``metrics.jsonl``           one line an epoch
+``verdict.json``            what the anchored model is worth on held-out pairs
 ``versions.json``           packages, machine and commit
 ``checkpoint.safetensors``  the last state of the training, to resume from
 ==========================  ===================================================================
@@ -21,7 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vspair.anchored import AnchoredModel, Made
 from vspair.config import (
+    AnchoredConfig,
     Config,
     ModelConfig,
     ObjectiveConfig,
@@ -38,6 +41,7 @@ from vspair.runs.provenance import pick_device, versions
 __all__ = ["Run", "describe", "fill", "load", "read_metrics"]
 
 FORMAT = 1
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class _RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    anchored: AnchoredConfig = field(default_factory=AnchoredConfig)
 
 
 class Run:
@@ -67,13 +72,13 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, model: InverseModel, pairs: str = "") -> Run:
+    def create(cls, path: str | Path, config: Config, shapes: Shapes, pairs: str = "") -> Run:
         """Make a new folder with its configuration; refuse one that holds anything.
 
         Arguments:
             path: The folder.
             config: What the run is made with.
-            model: Says the shapes.
+            shapes: The shapes of one unknown and of one observation.
             pairs: The fingerprint of the pairs, by which a resumed run knows them again.
         """
         run = cls(path)
@@ -82,7 +87,7 @@ class Run:
                 f"{run.path} exists already. Name another folder, remove it, or resume it."
             )
         make_folder(run.path)
-        data = {"x_shape": model.x_shape, "y_shape": model.y_shape, "pairs": pairs}
+        data = {"x_shape": shapes[0], "y_shape": shapes[1], "pairs": pairs}
         document = {"format": FORMAT, "data": data, **dataclasses.asdict(config)}
         write_text(run.path / "config.toml", to_toml(document))
         write_text(run.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
@@ -113,7 +118,7 @@ class Run:
     def config(self) -> Config:
         """The configuration that the run was made with."""
         c = self._config()
-        return Config(c.model, c.objective, c.training)
+        return Config(c.model, c.objective, c.training, c.anchored)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -126,26 +131,54 @@ class Run:
         """The fingerprint of the pairs that the run was started with."""
         return self._config().data.pairs
 
-    def blank(self) -> InverseModel:
-        """Return the run's model with weights yet to be filled."""
+    def blank(self, made: Mapping[str, Any] | None = None) -> InverseModel:
+        """Return the run's model with weights yet to be filled.
+
+        Arguments:
+            made: What the file of its weights says was decided by the pairs, if anything.
+        """
         c = self._config()
         try:
             with torch.random.fork_rng(devices=[]):
-                return build(c.model, c.data.x_shape, c.data.y_shape)
+                if c.model.kind != "anchored":
+                    return build(c.model, c.data.x_shape, c.data.y_shape)
+                decided = from_dict(Made, made or {}, "made.")
+                return AnchoredModel(c.model, c.anchored, decided, c.data.x_shape, c.data.y_shape)
         except RuntimeError as error:
             path = self.path / "config.toml"
             reason = str(error).splitlines()[0]
             raise VspairError(f"{path} describes a model that cannot be made: {reason}") from None
 
     def save_weights(self, model: InverseModel, epoch: int) -> None:
-        """Write the model's weights."""
-        write_tensors(self.path / "weights.safetensors", model.state_dict(), {"epoch": epoch})
+        """Write the model's weights, and what was decided by the pairs."""
+        header: dict[str, Any] = {"epoch": epoch}
+        if isinstance(model, AnchoredModel):
+            header["made"] = dataclasses.asdict(model.made)
+        write_tensors(self.path / "weights.safetensors", model.state_dict(), header)
+
+    def save_verdict(self, verdict: Mapping[str, Any]) -> None:
+        """Write what the model is worth on held-out pairs."""
+        text = json.dumps(verdict, indent=2, allow_nan=False) + "\n"
+        write_text(self.path / "verdict.json", text)
+
+    def verdict(self) -> dict[str, Any] | None:
+        """Return what was written of it; nothing where there is none, or it is damaged."""
+        try:
+            kept = json.loads((self.path / "verdict.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return {k: v for k, v in kept.items() if k != "lines"} if isinstance(kept, dict) else None
 
     def load(self, device: str | torch.device = "cpu") -> InverseModel:
         """Return the trained model, ready to invert."""
-        model = self.blank()
         path = self.path / "weights.safetensors"
-        tensors, _ = read_tensors(path)
+        if self._config().model.kind == "anchored" and not path.exists():
+            raise VspairError(
+                f"{self.path} has no weights yet: its training was stopped. Continue it with "
+                "'vspair fit --resume'."
+            )
+        tensors, header = read_tensors(path)
+        model = self.blank(header.get("made"))
         fill(model, tensors, path)
         return model.to(device).eval()
 
@@ -236,5 +269,7 @@ def describe(path: str | Path) -> dict[str, dict[str, Any]]:
         "training": training,
         "last epoch": rows[-1] if rows else {},
     }
+    if (verdict := run.verdict()) is not None:
+        sections["verdict"] = verdict
     sections["versions"] = kept
     return {k: v for k, v in sections.items() if v}

@@ -4,8 +4,9 @@ r"""The training of the anchored model, in stages, each on what the one before h
 2. *Networks*, one without each fold, by squared error of what ridge leaves.
 3. *Code*: the conditional bound on the out-of-fold residual e = x - r(y),
 
-   .. math:: \log p(e \mid y) \ge \mathrm{E}_{q(z \mid e)} \log \mathcal{N}(e \mid d(z) - d(\bar z),
-             s^2) - \mathrm{KL}(q(z \mid e) \,\|\, p(z \mid y)),
+   .. math:: \log p(e \mid y) \ge \mathrm{E}_{q(z \mid e, y)}
+             \log \mathcal{N}(e \mid d(z) - d(\bar z), s^2)
+             - \mathrm{KL}(q(z \mid e, y) \,\|\, p(z \mid y)),
 
    with one constant width s.
 4. *Grain*: a width for each entry, by the fair CRPS of answers, the code as it is.
@@ -13,16 +14,18 @@ r"""The training of the anchored model, in stages, each on what the one before h
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.anchored import AnchoredModel, AnchorName, Made
+from vspair.anchored import AnchoredModel, BaseName, Made
 from vspair.anchors.folds import assign_folds
 from vspair.anchors.ridge import RidgePath, ridge_steps
 from vspair.codes import Mixture, SpikeSlab
@@ -30,10 +33,12 @@ from vspair.config import Config, TrainingConfig
 from vspair.data import Normaliser, Pairs
 from vspair.errors import VspairError
 from vspair.metrics import crps
-from vspair.networks.spatial import Domain, Frame
+from vspair.networks.spatial import Domain
+from vspair.runs.files import make_folder, write_text
+from vspair.training.loop import Row
 from vspair.training.stage import Stage
 
-__all__ = ["solve_budget", "train_anchored"]
+__all__ = ["AnchoredTraining", "Doubt", "solve_budget"]
 
 Say = Callable[[str], None]
 
@@ -82,6 +87,15 @@ def tell_domain(x: Tensor, wanted: str) -> Domain:
 LEAST_SIGNAL = 48
 """The entries that a vector must have to be taken for a signal."""
 
+MOST_FACTORS = 200.0
+"""How many gates are open at first where no number was asked for."""
+
+KNEE_AT, FALL_UNTIL = 0.3, 0.6
+"""The shares of the code's training between which the number of open gates falls."""
+
+SLAB = 0.01
+"""The weight of the KL of strengths to a standard normal, which fixes their scale."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -96,6 +110,10 @@ class Prepared:
     features: Tensor
     residual: Tensor
     fold: Tensor
+
+    def to(self, device: torch.device | str) -> Prepared:
+        """Return the same on a device."""
+        return Prepared(self.features.to(device), self.residual.to(device), self.fold.to(device))
 
 
 def _ridge_answers(path: RidgePath, y: Tensor, chunk: int = 2000) -> Tensor:
@@ -153,20 +171,19 @@ def prepare(
     guess = None if first is None else x_scale(first)
     path, answers, errors = fit_ridge(x.flatten(1), y.flatten(1), fold, a.out_of_fold)
     best = int(errors.argmin())
-    base, error = best, float(errors[best])
+    error = float(errors[best])
     say(f"ridge: error {_units(error, x_scale):.4g} out of fold")
-    anchor: AnchorName = "ridge"
+    base: BaseName = "ridge"
     if guess is not None:
         wrong = float((guess - x).double().square().mean())
         say(f"first guesses: error {_units(wrong, x_scale):.4g}")
         if wrong < error:
-            anchor, base, error = "first", answers.shape[1], wrong
+            base, error = "first", wrong
     if a.anchor == "none":
-        anchor, base, error = "none", -1, float(x.double().square().mean())
+        base, error = "none", float(x.double().square().mean())
     networks = a.folds if a.anchor in ("auto", "network") else 0
-    made = Made(
-        anchor, domain, base, len(path.values), answers.shape[1], networks, modes, first is not None
-    )
+    sizes = len(path.values), answers.shape[1], best, networks, modes
+    made = Made(base, domain, *sizes, first is not None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AnchoredModel(config.model, a, made, *shapes)
@@ -181,7 +198,12 @@ def prepare(
     residual = (x - model.base(stacked)) * scale
     stacked -= mean
     stacked /= std.clamp(min=1e-6)
-    return model, Prepared(stacked, residual, fold)
+    return model, Prepared(_fast(stacked), _fast(residual), fold)
+
+
+def _fast(maps: Tensor) -> Tensor:
+    """Return images with the channels of each pixel side by side."""
+    return maps.contiguous(memory_format=torch.channels_last) if maps.ndim == 4 else maps
 
 
 def _units(error: float, scale: Normaliser) -> float:
@@ -201,7 +223,7 @@ def _scaling(x: Tensor) -> Any:
 
 
 class _Networks:
-    """Trains the networks of the anchor, one without each fold."""
+    """Trains the networks of the anchor, one without each fold, by the error that is left."""
 
     def __init__(self, model: AnchoredModel, data: Prepared, settings: TrainingConfig) -> None:
         self.model, self.data, self.settings = model, data, settings
@@ -212,100 +234,355 @@ class _Networks:
         net = self.model.networks[k]
         rows = (self.data.fold != k).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=Generator().manual_seed(k))
-        held, rows = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
+        judged, rows = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
 
         def loss(batch: Tensor, _: Generator, __: float) -> tuple[Tensor, dict[str, Tensor]]:
             error = net(self.data.features[batch])[0] - self.target[batch]
             return error.square().mean(), {}
 
         def score(_: float) -> dict[str, float]:
-            wrong = self.answer(net, held) - self.target[held]
-            return {"score": float(wrong.square().mean())}
+            wrong = _in_parts(partial(_maps_of, net), self.data.features[judged])
+            return {"score": float((wrong - self.target[judged]).square().mean())}
 
         return Stage(net, loss, score, rows, self.settings, folder=folder)
 
     @torch.no_grad()
-    def answer(self, net: nn.Module, rows: Tensor) -> Tensor:
-        """Return what a network adds for some pairs, in units of the residual."""
-        return torch.cat([net(self.data.features[part])[0] for part in rows.split(500)])
-
     def corrections(self, out_of_fold: bool) -> Tensor:
         """Return what is added for each pair by the network that has not seen it."""
-        every, fold = torch.arange(len(self.target)), self.data.fold
         if not out_of_fold:
-            return torch.stack([self.answer(n, every) for n in self.model.networks]).mean(0)
+            return _in_parts(self.model.correction, self.data.features)
         added = torch.empty_like(self.target)
         for k, net in enumerate(self.model.networks):
-            rows = every[fold == k]
-            added[rows] = self.answer(net, rows)
+            rows = self.data.fold == k
+            added[rows] = _in_parts(partial(_maps_of, net), self.data.features[rows])
         return added
 
 
-# -- code -------------------------------------------------------------------------------------
+def _maps_of(net: nn.Module, features: Tensor) -> Tensor:
+    maps: Tensor = net(features)[0]
+    return maps
+
+
+@torch.no_grad()
+def _in_parts(f: Callable[[Tensor], Any], inputs: Tensor, size: int = 256) -> Tensor:
+    """Return what a function makes of inputs (N, ...), some at a time."""
+    return torch.cat([f(part) for part in inputs.split(size)])
+
+
+# -- code and grain ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What is left in doubt: residuals of answers, and what their codes are read from.
+
+    Arguments:
+        seen: Features and corrections, normalised, with shape (N, channels, *size).
+        residual: In units of the residual, with shape (N, *x_shape).
+    """
+
+    seen: Tensor
+    residual: Tensor
 
 
 def _ramp(progress: float, start: float, end: float) -> float:
     return min(1.0, max(0.0, (progress - start) / (end - start)))
 
 
-class _Code:
-    """Trains code, decoder and one constant width on residuals that are out of fold."""
+def divergence(q: SpikeSlab, p: SpikeSlab | Mixture) -> Tensor:
+    """Return KL(q || p), or its bound for several modes, with shape (B,)."""
+    return p.kl_from(q) if isinstance(p, Mixture) else q.kl(p).sum(-1)
 
-    def __init__(
-        self, model: AnchoredModel, seen: Tensor, residual: Tensor, active: float, held: Tensor
-    ) -> None:
-        self.model, self.seen, self.residual, self.active = model, seen, residual, active
-        self.held = held
-        self.parts = nn.ModuleList((model.x_encoder, model.x_decoder, model.code_reader))
-        self.beta = model.anchored.beta
 
-    def _budget(self, progress: float) -> float:
-        """Return how many gates are open: many at first, so that factors learn what they are."""
-        most = 0.5 * self.model.n_factors
-        start = min(4 * self.active, max(most, self.active))
-        return self.active * (start / self.active) ** (1 - _ramp(progress, 0.0, 0.5))
+class _CodeStage:
+    """Trains code, decoder and one constant width on residuals that are out of fold.
 
-    def _codes(
-        self, rows: Tensor, progress: float
-    ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor]:
+    The number of open gates falls from many, so that factors learn what they are before they
+    compete, to those asked for. Where none were asked for, the knee is chosen on the way.
+    """
+
+    def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
+        self.model, self.doubt, self.held = model, doubt, held
+        self.state, self.beta = model.thresholds, model.anchored.beta
+        self.parts = nn.ModuleList(
+            (model.x_encoder, model.x_decoder, model.code_reader, model.thresholds)
+        )
+        self.state.active.fill_(model.anchored.active)
+
+    @property
+    def most(self) -> float:
+        """How many gates are open at first."""
+        asked, half = float(self.state.active), 0.5 * self.model.n_factors
+        return max(asked, min(4 * asked, half)) if asked else min(half, MOST_FACTORS)
+
+    def budget(self, progress: float) -> float:
+        """Return how many gates are open after a share of the stage."""
+        if not float(self.state.active):
+            return self.most
+        fall = _ramp(progress, KNEE_AT, FALL_UNTIL)
+        return self.most * (float(self.state.active) / self.most) ** fall
+
+    def codes(
+        self, doubt: Doubt, rows: Tensor, budget: float
+    ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor, Tensor]:
+        """Return the codes q of residuals and p of their y for a budget, and their shifts."""
         model = self.model
-        budget = self._budget(progress)
-        numbers = model.code_reader(self.seen[rows])[1]
-        gates, weights = model.gate_numbers(numbers)
-        shift = solve_budget(gates.detach(), weights.detach(), budget)
-        residual = self.residual[rows]
-        own = model.x_encoder(model.frame.maps(residual)).flatten(1)
-        own_gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
-        own_shift = solve_budget(own_gates, torch.zeros_like(own_gates[:, :, 0]), budget)
-        if model.training:
-            with torch.no_grad():
-                rate = max(0.01, 0.5 * (1 - progress) ** 2)
-                model.shift.lerp_(shift, rate)
-                model.encoder_shift.lerp_(own_shift, rate)
-        return model._with_gates(own, own_shift), model.read_code(numbers, shift), residual
+        numbers = model.code_reader(doubt.seen[rows])[1]
+        parts, weights = model.modes_of(numbers)
+        shift = solve_budget(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
+        own = model.own_numbers(doubt.residual[rows], doubt.seen[rows])
+        gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
+        own_shift = solve_budget(gates, torch.zeros_like(gates[:, :, 0]), budget)
+        p = model.read_code(numbers, shift)
+        return model.with_gates(own, own_shift), p, own_shift, shift
 
     def loss(
         self, rows: Tensor, generator: Generator, progress: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        model, residual = self.model, self.residual[rows]
-        q, p, residual = self._codes(rows, progress)
-        centre = model.x_decoder(p.mean)
-        decoded = model.x_decoder(q.rsample(generator)) - centre
-        mse = (residual - decoded).square().mean()
-        # The best width for an error: the fit is then the logarithm of the error.
-        size = residual[0].numel()
+        """Return minus the bound, by entry, and its parts."""
+        model, state = self.model, self.state
+        q, p, own_shift, shift = self.codes(self.doubt, rows, self.budget(progress))
+        decoded = model.x_decoder(q.rsample(generator)) - model.x_decoder(p.mean)
+        mse = (self.doubt.residual[rows] - decoded).square().mean()
+        size = self.doubt.residual[0].numel()
+        with torch.no_grad():
+            rate = max(0.02, 0.5 * (1 - progress) ** 2)
+            state.answer.lerp_(shift, rate)
+            state.own.lerp_(own_shift, rate)
+            state.log_width.lerp_(0.5 * mse.detach().log(), rate)
+        # Gradients of the KL at the side of q are weighed by beta: p follows q in any case.
+        pull = self.beta * divergence(q, p.detach()) + divergence(q.detach(), p)
+        # With the best width for an error, the fit is the logarithm of the error.
         fit = 0.5 * size * mse.log()
-        model.log_width.data.lerp_(0.5 * mse.detach().log(), 0.02)
         beta = _ramp(progress, 0.05, 0.45)
-        kl = _divergence(q, p).mean()
-        on_q = _divergence(q, p.detach()).mean() if self.beta != 1 else kl
-        on_p = _divergence(q.detach(), p).mean() if self.beta != 1 else kl
-        pull = kl if self.beta == 1 else self.beta * on_q + on_p
-        slab = q.kl_slab().sum(-1).mean()
-        loss = fit + beta * pull + 0.01 * slab
-        return loss / size, {"mse": mse.detach(), "kl": kl.detach()}
+        loss = fit + beta * pull.mean() + SLAB * q.kl_slab().sum(-1).mean()
+        return loss / size, {"mse": mse.detach(), "kl": divergence(q.detach(), p.detach()).mean()}
+
+    @torch.no_grad()
+    def score(self, progress: float) -> dict[str, float]:
+        """Return the CRPS of answers to held-out pairs, with the constant width."""
+        if not float(self.state.active) and progress >= KNEE_AT:
+            self.state.active.fill_(self.knee())
+        width = self.model.noise_std.expand_as(self.held.residual)
+        return {"score": held_crps(self.model, self.held, width)}
+
+    @torch.no_grad()
+    def knee(self) -> float:
+        """Return the number of factors after which more of them explain little more."""
+        counts = [1.0]
+        while counts[-1] * 1.3 < self.most:
+            counts.append(math.ceil(counts[-1] * 1.3))
+        shares = [self.explained(k) for k in counts]
+        return find_knee(counts, shares)
+
+    @torch.no_grad()
+    def explained(self, budget: float) -> float:
+        """Return the share of the held-out squared residual that a budget of factors explains."""
+        every = torch.arange(min(len(self.held.residual), 1000))
+        residual, left = self.held.residual[every], 0.0
+        for rows in every.split(256):
+            q, p, _, _ = self.codes(self.held, rows, budget)
+            decoded = self.model.x_decoder(q.mean) - self.model.x_decoder(p.mean)
+            left += float((residual[rows] - decoded).double().square().sum())
+        return 1 - left / float(residual.double().square().sum())
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Set where gates open so that held-out answers have the number of factors promised."""
+        model, held = self.model, self.held
+        numbers = _in_parts(lambda s: model.code_reader(s)[1], held.seen)
+        parts, weights = model.modes_of(numbers)
+        active = float(self.state.active)
+        self.state.answer.copy_(solve_budget(parts.chunk(3, -1)[2], weights, active))
+        every = torch.arange(len(held.seen)).split(256)
+        own = torch.cat([model.own_numbers(held.residual[r], held.seen[r]) for r in every])
+        gates = own.chunk(3, -1)[2].unsqueeze(1)
+        self.state.own.copy_(solve_budget(gates, torch.zeros_like(gates[:, :, 0]), active))
 
 
-def _divergence(q: SpikeSlab, p: SpikeSlab | Mixture) -> Tensor:
-    """Return KL(q || p), or its bound for several modes, with shape (B,)."""
-    return p.kl_from(q) if isinstance(p, Mixture) else q.kl(p).sum(-1)
+def find_knee(counts: Sequence[float], scores: Sequence[float]) -> float:
+    """Return the count at which a rising curve of scores bends most.
+
+    Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011: the point that lies
+    highest above the line from the first to the last.
+    """
+    width, height = counts[-1] - counts[0] or 1.0, scores[-1] - scores[0] or 1.0
+    above = [
+        (s - scores[0]) / height - (c - counts[0]) / width
+        for c, s in zip(counts, scores, strict=True)
+    ]
+    return counts[above.index(max(above))]
+
+
+class _GrainStage:
+    """Trains the width of the grain for each entry by the fair CRPS of answers."""
+
+    def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
+        self.model, self.doubt, self.held = model, doubt, held
+
+    def loss(
+        self, rows: Tensor, generator: Generator, _: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the CRPS of two answers, in units of the residual."""
+        model, seen = self.model, self.doubt.seen[rows]
+        with torch.no_grad():
+            p = model.read_code(model.code_reader(seen)[1])
+            centre = model.x_decoder(p.mean)
+            drawn = [model.x_decoder(p.rsample(generator)) - centre for _ in range(2)]
+        width = model.grain(seen)
+        return fair_crps(drawn, width, self.doubt.residual[rows], generator), {}
+
+    @torch.no_grad()
+    def score(self, _: float) -> dict[str, float]:
+        """Return the CRPS of answers to held-out pairs."""
+        return {
+            "score": held_crps(self.model, self.held, _in_parts(self.model.grain, self.held.seen))
+        }
+
+
+def fair_crps(
+    drawn: Sequence[Tensor], width: Tensor, truth: Tensor, generator: Generator
+) -> Tensor:
+    """Return the fair CRPS of two samples with grain, a scalar."""
+    a, b = (s + width * _noise(width, generator) for s in drawn)
+    return 0.5 * ((a - truth).abs() + (b - truth).abs() - (a - b).abs()).mean()
+
+
+def _noise(like: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+
+
+@torch.no_grad()
+def held_crps(model: AnchoredModel, held: Doubt, width: Tensor, samples: int = 8) -> float:
+    """Return the CRPS of answers to held-out pairs, in units of the residual."""
+    generator, total = Generator(width.device).manual_seed(0), 0.0
+    for rows in torch.arange(len(width)).split(256):
+        p = model.read_code(model.code_reader(held.seen[rows])[1])
+        centre = model.x_decoder(p.mean)
+        drawn = torch.stack(
+            [model.x_decoder(p.rsample(generator)) - centre for _ in range(samples)]
+        )
+        drawn += width[rows] * _noise(drawn, generator)
+        total += float(crps(drawn, held.residual[rows]).double().mean()) * len(rows)
+    return total / len(width)
+
+
+# -- the whole --------------------------------------------------------------------------------
+
+
+class AnchoredTraining:
+    """Trains an anchored model on pairs, stage by stage, in memory or into a folder.
+
+    Arguments:
+        train: Pairs to train on.
+        held: Pairs that nothing is fitted to: they choose epochs and the number of factors.
+        config: The settings.
+        groups: The group of each training pair, numbered from 0 on, with shape (N,).
+        first: First guesses of the training and of the held-out unknowns.
+        folder: Where stages are saved and resumed from; nothing is saved without it.
+        device: Where to train.
+        say: Called with a line on each step of the way.
+    """
+
+    def __init__(
+        self,
+        train: Pairs,
+        held: Pairs,
+        config: Config,
+        *,
+        groups: Tensor,
+        first: tuple[Tensor, Tensor] | None = None,
+        folder: Path | None = None,
+        device: torch.device | str = "cpu",
+        say: Say = lambda _: None,
+    ) -> None:
+        self.config, self.folder, self.device, self.say = config, folder, device, say
+        self.train_pairs, self.held_pairs, self.groups, self.first = train, held, groups, first
+        self.epochs = config.training.epochs
+        self.rows: list[Row] = []
+
+    def run(self, show: bool = True) -> AnchoredModel:
+        """Train to the end and return the model."""
+        first = None if self.first is None else self.first[0]
+        model, data = prepare(self.train_pairs, first, self.groups, self.config, self.say)
+        # Convolutions are faster so; in the end weights lie as those of a reloaded model do.
+        model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        data = data.to(self.device)
+        doubt = self._anchor(model, data, show)
+        held = self._held(model)
+        code = _CodeStage(model, doubt, held)
+        every = torch.arange(len(doubt.residual))
+        how = {"learning_rate": 2e-3, "clip": 300.0 / doubt.residual[0].numel()}
+        stage = Stage(
+            code.parts, code.loss, code.score, every, self._settings(self.epochs, **how),
+            settled=FALL_UNTIL, folder=self._folder("code"),
+        )  # fmt: skip
+        self._run(stage, "code", show)
+        code.settle()
+        if model.anchored.grain == "predicted":
+            grain = _GrainStage(model, doubt, held)
+            settings = self._settings(max(2, self.epochs // 3), learning_rate=1e-3)
+            stage = Stage(
+                model.grain_reader, grain.loss, grain.score, every, settings,
+                folder=self._folder("grain"),
+            )  # fmt: skip
+            self._run(stage, "grain", show)
+        return model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+    def _anchor(self, model: AnchoredModel, data: Prepared, show: bool) -> Doubt:
+        """Train the networks, keep them where they help, and return what is left in doubt."""
+        if not len(model.networks):
+            return Doubt(data.features, data.residual)
+        networks = _Networks(model, data, self._settings(self.epochs, learning_rate=3e-3))
+        for k in range(len(model.networks)):
+            self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
+        added = networks.corrections(model.anchored.out_of_fold)
+        left = data.residual - added.reshape(data.residual.shape)
+        before, after = (float(t.double().square().mean()) for t in (data.residual, left))
+        scale = float(model.x_normaliser.std.double().square().mean())
+        self.say(f"networks: error {after * scale:.4g} out of fold")
+        if after < before or model.anchored.anchor == "network":
+            return Doubt(model.seen(data.features, added), left)
+        self.say("networks: no better than what they correct; left out")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.training.seed)
+            model.leave_out_networks()
+        return Doubt(data.features, data.residual)
+
+    @torch.no_grad()
+    def _held(self, model: AnchoredModel) -> Doubt:
+        """Return what answers to held-out pairs leave in doubt."""
+        guesses = None if self.first is None else self.first[1]
+        seen, residual = [], []
+        for rows in torch.arange(len(self.held_pairs)).split(256):
+            x, y = (t[rows].to(self.device) for t in (self.held_pairs.x, self.held_pairs.y))
+            y = model.y_normaliser(y)
+            guess = None if guesses is None else model.x_scale(guesses[rows].to(self.device))
+            answer, part = model.answer(y, guess)
+            seen.append(part)
+            residual.append(model.x_normaliser(x - model.x_scale.inverse(answer)))
+        return Doubt(torch.cat(seen), torch.cat(residual))
+
+    def _settings(self, epochs: int, **how: Any) -> TrainingConfig:
+        fixed: dict[str, Any] = {"epochs": epochs, "keep": "best", "schedule": "one-cycle"}
+        return replace(self.config.training, weight_decay=0.01, **fixed, **how)
+
+    def _folder(self, name: str) -> Path | None:
+        return None if self.folder is None else self.folder / "stages" / name
+
+    def _run(self, stage: Stage, name: str, show: bool) -> None:
+        """Train a stage to its end, from where it was stopped, and log it."""
+        stage.identity = {"stage": name, "epochs": stage.settings.epochs}
+        if stage.folder is not None:
+            make_folder(stage.folder)
+            if (stage.folder / "checkpoint.safetensors").exists():
+                stage.resume()
+        for row in stage.train(show):
+            self.rows.append({"epoch": len(self.rows) + 1, "stage": name, **_but_epoch(row)})
+        if self.folder is not None:
+            lines = "".join(json.dumps(row) + "\n" for row in self.rows)
+            write_text(self.folder / "metrics.jsonl", lines)
+
+
+def _but_epoch(row: Row) -> Row:
+    return {k: v for k, v in row.items() if k != "epoch"}

@@ -1,0 +1,217 @@
+"""From pairs to an anchored model: what is held out, how long to train, and the verdict."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vspair import config as configs
+from vspair.anchored import AnchoredModel, First, as_first
+from vspair.anchors.folds import as_groups
+from vspair.config import Config
+from vspair.data import Pairs, fingerprint, split
+from vspair.errors import VspairError
+from vspair.networks.spatial import Frame
+from vspair.runs import Run
+from vspair.training.anchored import AnchoredTraining, tell_domain
+from vspair.verdict import Verdict, judge
+
+__all__ = ["AnchorChoice", "AnchoredFit", "plan_epochs", "suggest_kinds"]
+
+AnchorChoice = Literal["auto", "none", "ridge", "network"]
+
+MINUTES = 5.0
+"""How long a training may take where nothing is said, in nominal minutes."""
+
+EPOCHS = (3, 40)
+"""The fewest and the most passes over the pairs."""
+
+LEAST_PAIRS = 20
+"""Fewer pairs cannot be divided into folds and held-out pairs."""
+
+
+def suggest_kinds(x: Tensor, active: int) -> int:
+    """Return how many kinds of factors there are at each place; of vectors, how many factors.
+
+    So many that there are at least four times as many factors as are asked for.
+
+    Arguments:
+        x: Unknowns, with shape (N, *x_shape).
+        active: How many factors answers have; 0 where that is to be chosen.
+    """
+    if tell_domain(x, "auto") == "vector":
+        return max(64, 4 * active)
+    places = math.prod(
+        math.ceil(side / 4) for side in (x.shape[-2:] if x.ndim > 2 else x.shape[1:])
+    )
+    return max(16, 4 * math.ceil(active / places))
+
+
+def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
+    """Return how long a training takes on two cores of a common CPU, from what was measured.
+
+    It depends on sizes alone, so that the same pairs give the same epochs on every machine.
+    """
+    a, domain = config.anchored, tell_domain(x, config.anchored.domain)
+    networks = 0.9 * (a.folds - 1) if a.anchor in ("auto", "network") else 0.0
+    if domain == "vector":
+        each = 1.2e-5 * networks + 1.3e-4
+    else:
+        entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
+        each = entries * (a.width / 32) ** 1.5 * (0.55e-6 * networks + 1.2e-6)
+    return each * len(x) * epochs
+
+
+def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
+    """Return how many passes over the pairs fit the time, from 3 to 40."""
+    if not minutes > 0:
+        raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
+    few, many = EPOCHS
+    once = nominal_seconds(config, x, 1)
+    most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
+    return max(few, min(most, round(60 * minutes / once)))
+
+
+class AnchoredFit:
+    """One fit: pairs, what is known about them, and the settings.
+
+    Arguments:
+        config: The settings.
+        pairs: All pairs, or those to train on where held-out ones are given.
+        given: Held-out pairs.
+        groups: Labels of the pairs, or None.
+        anchor: The name of the anchor, or a function of the user's.
+        first: First guesses for the pairs, or None.
+        held_first: First guesses for given held-out pairs, as a tuple of one or none.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pairs: Pairs,
+        given: Pairs | None,
+        groups: Any,
+        anchor: AnchorChoice | First,
+        first: Any,
+        held_first: tuple[Any, ...],
+    ) -> None:
+        if len(pairs) < LEAST_PAIRS:
+            raise VspairError(
+                f"{len(pairs)} pairs are too few for {config.anchored.folds} folds and held-out "
+                f"pairs: expected at least {LEAST_PAIRS}. Give more, or use preset = 'calibrated'."
+            )
+        self.call = anchor if callable(anchor) else None
+        if isinstance(anchor, str) and anchor != "auto":
+            config = configs.override(config, {"anchored": {"anchor": anchor}})
+        self.config, self.groups = config, as_groups(groups, len(pairs))
+        self._check_active(pairs.x)
+        if self.call is not None and first is not None:
+            raise VspairError("anchor is a function and first is given: give one of them.")
+        guesses = self.call(pairs.y) if self.call is not None else first
+        known = None if guesses is None else as_first(guesses, len(pairs), pairs.shapes[0])
+        self._divide(pairs, given, known, held_first)
+
+    def _check_active(self, x: Tensor) -> None:
+        a = self.config.anchored
+        domain = tell_domain(x, a.domain) if a.spatial else "vector"
+        most = a.kinds * math.prod(Frame(tuple(x.shape[1:]), domain).places)
+        if a.active > most:
+            raise VspairError(
+                f"active = {a.active}, but there are only {most} factors. Ask for fewer, or raise "
+                "anchored.kinds."
+            )
+
+    def _divide(
+        self, pairs: Pairs, given: Pairs | None, first: Tensor | None, held_first: tuple[Any, ...]
+    ) -> None:
+        """Set training and held-out pairs, whole groups of them."""
+        if given is not None:
+            self.train, self.held, self.first = pairs, given, None
+            if first is not None:
+                guesses = self.call(given.y) if self.call is not None else (*held_first, None)[0]
+                if guesses is None:
+                    raise VspairError(
+                        "first was given, but not for held: give held = (x, y, first)."
+                    )
+                self.first = (first, as_first(guesses, len(given), pairs.shapes[0]))
+            return
+        count, t = int(self.groups.max()) + 1, self.config.training
+        _, out = split(count, t.validation or 0.1, t.seed)
+        held = torch.isin(self.groups, out)
+        self.train, self.held = pairs[~held], pairs[held]
+        if not len(self.held):
+            raise VspairError(
+                f"{count} groups leave none to hold out: expected at least 10. Give held = (x, y)."
+            )
+        self.groups = torch.unique(self.groups[~held], return_inverse=True)[1]
+        self.first = None if first is None else (first[~held], first[held])
+
+    def run(
+        self,
+        out: str | Path | None,
+        run: Run | None,
+        minutes: float | None,
+        changes: dict[str, Any],
+        device: torch.device,
+        progress: bool,
+    ) -> AnchoredModel:
+        """Train, judge and save."""
+        if run is None:
+            self._set_epochs(minutes, "epochs" in changes)
+            if out is not None:
+                run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
+        else:
+            self._expect_same(run)
+        say: Callable[[str], None] = _print if progress else (lambda _: None)
+        training = AnchoredTraining(
+            self.train, self.held, self.config, groups=self.groups, first=self.first,
+            folder=None if run is None else run.path, device=device, say=say,
+        )  # fmt: skip
+        model = training.run(progress)
+        model.first = self.call
+        model.verdict = self._judge(model, say)
+        if run is not None:
+            run.save_weights(model, self.config.training.epochs)
+            run.save_verdict(model.verdict.as_dict())
+            shutil.rmtree(run.path / "stages", ignore_errors=True)
+        return model
+
+    def _set_epochs(self, minutes: float | None, given: bool) -> None:
+        if given and minutes is not None:
+            raise VspairError("minutes and epochs both say how long to train: give one of them.")
+        if given:
+            return
+        minutes = MINUTES if minutes is None else minutes
+        epochs = plan_epochs(self.config, self.train.x, minutes)
+        self.config = configs.override(self.config, {"training": {"epochs": epochs}})
+
+    def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
+        found = judge(model, self.train, self.held, None if self.first is None else self.first[1])
+        for line in found.lines:
+            say(line)
+        return found
+
+    def _fingerprint(self) -> str:
+        more = () if self.first is None else self.first
+        return fingerprint(
+            self.train.x, self.train.y, self.held.x, self.held.y, self.groups, *more
+        )
+
+    def _expect_same(self, run: Run) -> None:
+        if self.train.shapes != run.shapes or run.pairs != self._fingerprint():
+            raise VspairError(
+                f"These are not the pairs that {run.path} was started with: their number, values, "
+                "groups or first guesses differ. Give the same files, in the same order."
+            )
+
+
+def _print(line: str) -> None:
+    """Show a line where progress is shown: answers go to stdout."""
+    sys.stderr.write(f"{line}\n")

@@ -1,0 +1,155 @@
+"""The verdict: what an answer is worth on held-out pairs, in words that a user can act on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vspair.anchored import AnchoredModel
+from vspair.data import Pairs
+from vspair.evaluation import score_method
+
+__all__ = ["Verdict", "judge"]
+
+MOST_JUDGED = 1000
+"""How many held-out pairs are looked at."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Numbers on held-out pairs that nothing was fitted to.
+
+    Arguments:
+        pairs: How many pairs were looked at.
+        mse: The mean squared error of the answer.
+        mse_ridge: That of ridge regression.
+        mse_mean: That of answering with the mean.
+        mse_y: That of answering with y, where it has the shape of x.
+        mse_first: That of the first guesses, where there are any.
+        crps: The continuous ranked probability score.
+        coverage: The share of entries inside the 90 % interval.
+        share: The share of the variance that factors carry; grain carries the rest.
+        active: The number of factors present in answers, on average.
+        asked: The number that was asked for; 0 where it was chosen.
+        undecided: The share of the expected number of factors that comes from gates between 0.05
+            and 0.5.
+        dead: How many factors are present in no answer.
+        factors: How many factors there are.
+    """
+
+    pairs: int
+    mse: float
+    mse_ridge: float
+    mse_mean: float
+    mse_y: float | None
+    mse_first: float | None
+    crps: float
+    coverage: float
+    share: float
+    active: float
+    asked: int
+    undecided: float
+    dead: int
+    factors: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers that there are, and the lines."""
+        numbers = {k: v for k, v in asdict(self).items() if v is not None}
+        return numbers | {"lines": list(self.lines)}
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """The errors of simple methods, by name."""
+        named = {
+            "ridge": self.mse_ridge,
+            "the first guesses": self.mse_first,
+            "y itself": self.mse_y,
+            "the mean": self.mse_mean,
+        }
+        return {k: v for k, v in named.items() if v is not None}
+
+    @property
+    def lines(self) -> tuple[str, str, str]:
+        """The verdict in three lines: error, intervals, factors."""
+        return self._error_line(), self._interval_line(), self._factor_line()
+
+    def _error_line(self) -> str:
+        beside = ", ".join(f"{name} {value:.4g}" for name, value in self.floors.items())
+        line = f"Error: {self.mse:.4g} mean squared on {self.pairs} held-out pairs ({beside})."
+        name, best = min(self.floors.items(), key=lambda item: item[1])
+        if self.mse <= 1.005 * best:
+            return line
+        return f"{line} That is WORSE than {name}: use more pairs or minutes, or anchor = 'ridge'."
+
+    def _interval_line(self) -> str:
+        line = (
+            f"Intervals: 90 % intervals hold {100 * self.coverage:.1f} % of the held-out values."
+        )
+        if self.coverage < 0.85:
+            return (
+                f"{line} They are OVER-CONFIDENT: give groups if pairs are related, or more pairs."
+            )
+        if self.coverage > 0.96:
+            return f"{line} They are wider than they need be: more pairs or minutes may help."
+        return line
+
+    def _factor_line(self) -> str:
+        line = (
+            f"Factors: {self.active:.3g} of {self.factors} are present in an answer and carry "
+            f"{100 * self.share:.0f} % of the doubt; grain carries the rest."
+        )
+        if self.asked and abs(self.active - self.asked) > 0.05 * self.asked:
+            return f"{line} That MISSES the {self.asked} asked for: use more pairs or minutes."
+        if self.share < 0.1:
+            return f"{line} So little has structure that factors say little: look at the grain."
+        return line
+
+
+@torch.no_grad()
+def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None) -> Verdict:
+    """Return the verdict of held-out pairs.
+
+    Arguments:
+        model: The trained model.
+        train: The pairs that it was trained on, of which the mean is taken.
+        held: Pairs that nothing was fitted to.
+        first: First guesses of the held-out unknowns, where the model needs them.
+    """
+    x, y = held.x[:MOST_JUDGED], held.y[:MOST_JUDGED]
+    guesses = None if first is None else first[:MOST_JUDGED]
+    found = score_method(model, x, y, first=guesses)
+    ridge = torch.cat([model.ridge_answer(part) for part in y.split(256)])
+    mean = {name: float(values.mean()) for name, values in found.items()}
+
+    def error(answer: Tensor | None) -> float | None:
+        return None if answer is None else float((answer - x).double().square().mean())
+
+    return Verdict(
+        pairs=len(x),
+        mse=mean["mse_mean"],
+        mse_ridge=error(ridge) or 0.0,
+        mse_mean=error(train.x.mean(0).expand_as(x)) or 0.0,
+        mse_y=error(y) if y.shape == x.shape else None,
+        mse_first=error(guesses),
+        crps=mean["crps"],
+        coverage=mean["coverage_90"],
+        share=mean["variance_factors"] / max(mean["variance"], 1e-30),
+        active=mean["active"],
+        asked=model.anchored.active,
+        undecided=mean["hedged"] / max(mean["present"], 1e-30),
+        dead=int((found_omega(model, y, guesses) <= 0.5).all(0).sum()),
+        factors=model.n_factors,
+    )
+
+
+def found_omega(model: AnchoredModel, y: Tensor, first: Tensor | None) -> Tensor:
+    """Return the probability that each factor is present, with shape (B, l)."""
+    parts = []
+    for rows in torch.arange(len(y)).split(256):
+        gates = model.posterior(y[rows], first=None if first is None else first[rows]).gates
+        assert gates is not None
+        parts.append(gates.omega)
+    return torch.cat(parts)
