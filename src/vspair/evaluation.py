@@ -351,7 +351,8 @@ def invert(
     Returns:
         ``mean`` (an anchored model's answer), ``std``, ``lower`` and ``upper`` ends of the
         interval, ``approximate_mean``, the ``samples``, which the others before are of, the
-        code's parameters, and the ``seconds`` that it took. A model without spread (PAIR) has no deviation, interval and samples.
+        code's parameters, and the ``seconds`` that it took. A model without spread (PAIR) has no
+        deviation, interval and samples.
     """
     check_level(level)
     path = None if out is None else _new_npz(Path(out))
