@@ -16,14 +16,15 @@ __all__ = ["CAPTIONS", "draw_all"]
 SHOWN = {"mse_over_best_simple": "MSE", "crps_over_best_simple": "CRPS"}
 """The ratios that are drawn, and what the legend calls them."""
 
+TICKS = [2.0**k for k in range(-6, 7)]
+"""What is written on the axis of ratios, where it reaches so far."""
+
 CAPTIONS = read_words("own").captions
 """What each figure shows, by its file name."""
 
 
 def _ratios(numbers: Groups) -> Any:
     """Draw both ratios of every seed, one line of points a set, around 1."""
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
     figure = figures.new_figure(5.2, 1.4 + 0.4 * len(numbers))
     axes = figure.add_subplot()
     axes.axvline(1.0, color=GREY, linewidth=1.0, linestyle="--")
@@ -34,8 +35,12 @@ def _ratios(numbers: Groups) -> Any:
         axes.plot(*zip(*points, strict=True), "o", markersize=5, color=colour, label=label)
     axes.set(xscale="log", xlabel="over the best simple method", ylim=(len(numbers) - 0.5, -0.5))
     axes.set_yticks(range(len(numbers)), list(numbers))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    every = figures.finite(*(part[name] for part in numbers.values() for name in SHOWN))
+    axes.set_xlim(0.9 * min([0.5, *every]), 1.1 * max([2.0, *every]))
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in TICKS if low < tick < high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     figures.style_axes(axes)
     figures.legend(figure, ncols=2)
     return figure

@@ -146,6 +146,18 @@ class Timed:
         inner: Any = found.method if isinstance(found, GaussianResiduals) else found
         return {"training_seconds": self.seconds, "parameters": float(inner.n_parameters)}
 
+    def error(self, test: Pairs) -> dict[str, float]:
+        """Return the exact MSE of a simple method's estimates; nothing of any other.
+
+        The mean of samples has a little more, a share of the residuals that falls with their
+        number.
+        """
+        if not isinstance(self.method, GaussianResiduals):
+            return {}
+        parts = zip(test.x.split(BLOCK), test.y.split(BLOCK), strict=True)
+        errors = [(self.posterior(y).mean() - x).double().square() for x, y in parts]
+        return {"mse_mean": float(torch.cat(errors).mean())}
+
 
 SIMPLE: dict[str, Callable[[Pairs, Scale, int], PointMethod]] = {
     "ridge": lambda pairs, scale, seed: Ridge(pairs.x, pairs.y, seed=seed),
@@ -210,14 +222,16 @@ def _ask_all(work: Work, case: Case) -> bool:
     for name, make in _makers(work, split, case.seed).items():
         work.say(f"{case.own.name}, seed {case.seed}: {name}")
         method_for = made_once(partial(Timed, make))
-        more = partial(_costs, method_for, split.test)
+        more = partial(_of_all, method_for, split.test)
         if not work.answers.ask(case.name(name), method_for, question, made_from, more):
             return False
     return True
 
 
-def _costs(method_for: Callable[[torch.Tensor], Timed], test: Pairs) -> Groups:
-    return {"row": method_for(test.y).costs()}
+def _of_all(method_for: Callable[[torch.Tensor], Timed], test: Pairs) -> Groups:
+    """Return the numbers of all test pairs together, which stand before means of scores."""
+    method = method_for(test.y)
+    return {"row": method.costs() | method.error(test)}
 
 
 # -- the report -----------------------------------------------------------------------------
