@@ -29,6 +29,7 @@ __all__ = [
     "as_data",
     "as_pairs",
     "batch_mask",
+    "expect_batch",
     "fingerprint",
     "load_array",
     "random_shift",
@@ -309,20 +310,31 @@ class Normaliser(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("std", torch.ones(shape))
 
-    def fit(self, data: Tensor, how: Literal["auto", "none", "scalar", "feature"]) -> None:
-        """Set mean and deviation from data of shape (N, *shape)."""
+    def fit(
+        self, data: Tensor, how: Literal["auto", "none", "scalar", "feature", "channel"]
+    ) -> None:
+        """Set mean and deviation from data of shape (N, *shape).
+
+        Arguments:
+            data: The data.
+            how: ``feature``: each entry has its own. ``scalar``: all have the same. ``channel``:
+                each entry of a vector and each channel of images (C, H, W) has its own, all else
+                the same. ``auto``: ``feature`` for vectors, ``scalar`` else. ``none``: unchanged.
+        """
         if how == "auto":
             how = "feature" if data.ndim == 2 else "scalar"
         if how == "none":
             return
-        dims = 0 if how == "feature" else tuple(range(data.ndim))
-        std, mean = torch.std_mean(data.double(), dim=dims, correction=0)
+        dims = [0] if how == "feature" else list(range(data.ndim))
+        if how == "channel" and data.ndim in (2, 4):
+            dims.remove(1)
+        std, mean = torch.std_mean(data.double(), dim=dims, correction=0, keepdim=True)
         # An entry that never changes carries nothing: it is shifted to zero and not scaled. What
         # is below float32's resolution of the mean, or of zero, is round-off and not a change.
         least = 1e-7 * mean.abs() + torch.finfo(torch.float32).tiny
         std = torch.where(std > least, std, 1.0)
-        self.mean.copy_(mean.expand_as(self.mean))
-        self.std.copy_(std.expand_as(self.std))
+        self.mean.copy_(mean[0].expand_as(self.mean))
+        self.std.copy_(std[0].expand_as(self.std))
 
     def forward(self, data: Tensor) -> Tensor:
         """Return data as the networks see it."""
@@ -331,6 +343,15 @@ class Normaliser(nn.Module):
     def inverse(self, data: Tensor) -> Tensor:
         """Return what the networks say in the data's own units."""
         return data * self.std + self.mean
+
+
+def expect_batch(name: str, data: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse data that is not a batch of the shape (B, *shape)."""
+    if tuple(data.shape[1:]) != shape:
+        raise VspairError(
+            f"{name} has shape {tuple(data.shape)}: expected a batch of shape (B, "
+            f"{', '.join(map(str, shape))})."
+        )
 
 
 def batch_mask(name: str, mask: Tensor, like: Tensor) -> Tensor:

@@ -23,10 +23,12 @@ __all__ = [
     "energy_score",
     "gaussian_kl",
     "gaussian_w2",
+    "pca_share",
     "pearson",
     "psnr",
     "sample_moments",
     "share_inside",
+    "spanned_share",
     "spearman",
     "ssim",
 ]
@@ -137,6 +139,61 @@ def share_inside(values: Tensor, region: Tensor) -> Tensor:
     """
     flat = values.flatten(1).double()
     return (flat * region.flatten(1)).sum(1) / flat.sum(1)
+
+
+def spanned_share(residuals: Tensor, directions: Tensor) -> Tensor:
+    r"""Return the share of each residual's squared norm that directions span, float64 (B,).
+
+    .. math:: \sum_k (w_k^T e)^2 / \| e \|^2
+
+    A residual of zero counts as spanned by nothing.
+
+    Arguments:
+        residuals: The residuals e, with shape (B, *shape).
+        directions: Orthonormal directions w, with shape (K, *shape), or (B, K, *shape) where each
+            residual has its own.
+    """
+    e = residuals.flatten(1).double()
+    shared = directions.ndim == residuals.ndim
+    w = directions.flatten(1)[None] if shared else directions.flatten(2)
+    if w.shape[-1] != e.shape[-1] or len(w) not in (1, len(e)):
+        raise VspairError(
+            f"residuals has shape {tuple(residuals.shape)}, directions {tuple(directions.shape)}: "
+            "expected (B, *shape), and (K, *shape) or (B, K, *shape)."
+        )
+    along = (w.double() @ e.unsqueeze(-1)).squeeze(-1)
+    return along.square().sum(1) / e.square().sum(1).clamp(min=torch.finfo(e.dtype).tiny)
+
+
+def pca_share(train: Tensor, test: Tensor, k: int) -> Tensor:
+    """Return the share of each residual that principal directions of others span, float64 (M,).
+
+    Uncentred: the directions are the k leading eigenvectors of the second moment of the training
+    residuals, the same for all. Directions that know y should span more.
+
+    Arguments:
+        train: Residuals to find the directions in, with shape (N, *shape).
+        test: Residuals to judge them by, with shape (M, *shape).
+        k: How many directions.
+
+    Example:
+        >>> train = torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]])
+        >>> pca_share(train, torch.tensor([[1.0, 1.0], [2.0, 0.0]]), k=1)
+        tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    flat = train.flatten(1).double()
+    if train.shape[1:] != test.shape[1:] or not 1 <= k <= min(flat.shape):
+        raise VspairError(
+            f"train has shape {tuple(train.shape)}, test {tuple(test.shape)}, k = {k}: expected "
+            f"residuals of one shape, and k from 1 to {min(flat.shape)}."
+        )
+    # The smaller of the two products has the same directions, at a fraction of the cost.
+    if flat.shape[0] < flat.shape[1]:
+        vectors = flat.T @ torch.linalg.eigh(flat @ flat.T).eigenvectors[:, -k:]
+        directions = torch.linalg.qr(vectors).Q.T
+    else:
+        directions = torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -k:].T
+    return spanned_share(test.flatten(1), directions)
 
 
 def _span(x: Tensor, span: float | None) -> Tensor:

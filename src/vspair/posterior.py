@@ -1,7 +1,8 @@
 """The posterior: what a method believes of x, given an observation y.
 
 Every method answers with a :class:`Posterior`, whatever it is: :class:`LatentPosterior` decodes
-samples of a code, :class:`SamplePosterior` holds samples that were made elsewhere, and
+samples of a code, :class:`SamplePosterior` holds samples that were made elsewhere,
+:class:`NormalPosterior` is an estimate with independent Gaussian noise, and
 :class:`PointPosterior` is one estimate, which has no spread.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -24,7 +26,14 @@ from vspair.networks import evaluating
 if TYPE_CHECKING:
     from vspair.model import InverseModel
 
-__all__ = ["LatentPosterior", "Method", "PointPosterior", "Posterior", "SamplePosterior"]
+__all__ = [
+    "LatentPosterior",
+    "Method",
+    "NormalPosterior",
+    "PointPosterior",
+    "Posterior",
+    "SamplePosterior",
+]
 
 _BLOCK = 64 * 2**20
 """The most numbers that :meth:`LatentPosterior.interval` holds at once (256 MiB of float32)."""
@@ -234,6 +243,57 @@ class SamplePosterior(Posterior):
         if n > len(self.samples):
             raise VspairError(f"n = {n}: only {len(self.samples)} samples are at hand.")
         return super().sample(n, generator)
+
+
+class NormalPosterior(Posterior):
+    """A Gaussian for each entry of x, independent of all others.
+
+    Mean, deviation and interval are exact: ``n`` and ``generator`` change nothing in them.
+
+    Arguments:
+        mean: The means, with shape (B, *x_shape).
+        std: The standard deviations, at least 0, with shape (B, *x_shape) or x_shape.
+
+    Example:
+        >>> post = NormalPosterior(torch.zeros(3, 2), torch.ones(2))
+        >>> post, post.interval(0.9)[1][0]
+        (NormalPosterior(3 observations), tensor([1.6449, 1.6449]))
+    """
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        if mean.ndim < 2 or std.shape not in (mean.shape, mean.shape[1:]):
+            raise VspairError(
+                f"mean has shape {tuple(mean.shape)} and std {tuple(std.shape)}: expected (B, "
+                "*x_shape), and the same or x_shape."
+            )
+        if not bool((std >= 0).all()):
+            raise VspairError("std has entries that are negative or not numbers: expected none.")
+        super().__init__(tuple(mean.shape[1:]), mean.device)
+        self._mean, self._std = mean, std.to(mean).expand_as(mean)
+
+    def __len__(self) -> int:
+        return len(self._mean)
+
+    def __repr__(self) -> str:
+        return f"NormalPosterior({len(self)} observations)"
+
+    def _sampled(self, n: int, generator: Generator | None) -> Iterator[Tensor]:
+        like = self._mean
+        unit = torch.randn(
+            (n, *like.shape), dtype=like.dtype, device=like.device, generator=generator
+        )
+        yield like + self._std * unit
+
+    def _moments(self, n: int, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        return self._mean, self._std
+
+    def interval(
+        self, level: float = 0.9, n: int = 200, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval, each of shape (B, *x_shape)."""
+        check_level(level)
+        reach = NormalDist().inv_cdf((1 + level) / 2) * self._std
+        return self._mean - reach, self._mean + reach
 
 
 class LatentPosterior(Posterior):

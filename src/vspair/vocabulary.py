@@ -52,6 +52,12 @@ _GENERAL = {
     ),
     "crps_over_best_simple": Metric("", "the same of crps, theirs of Gaussian residuals"),
     "field_variance": Metric("data²", "variance of the truths"),
+    "spanned_share": Metric(
+        "", "share of ||x - m||² that a method's leading directions span, mean over observations"
+    ),
+    "pca_share": Metric(
+        "", "the same of the leading principal directions of other pairs' residuals"
+    ),
     "converged": Metric("", "share of observations on which an iteration met its tolerance"),
     "slices": Metric("", "number of test slices that a number is over"),
 }

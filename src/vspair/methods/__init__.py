@@ -2,9 +2,13 @@
 
 from vspair.methods.dps import Dps as Dps
 from vspair.methods.fbp import Fbp as Fbp
+from vspair.methods.flow import Flow as Flow
 from vspair.methods.fourier import ShiftRidge as ShiftRidge
 from vspair.methods.fourier import Tikhonov as Tikhonov
 from vspair.methods.fourier import Wiener as Wiener
+from vspair.methods.gaussian import GaussianResiduals as GaussianResiduals
+from vspair.methods.nppc import Nppc as Nppc
+from vspair.methods.plain import Plain as Plain
 from vspair.methods.point import AnswerMean as AnswerMean
 from vspair.methods.point import AnswerY as AnswerY
 from vspair.methods.point import PointMethod as PointMethod

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vspair.data import as_pairs, split
+from vspair.data import as_pairs, expect_batch, split
 from vspair.errors import VspairError
 from vspair.methods.point import PointMethod
 
@@ -65,11 +65,7 @@ class Ridge(PointMethod):
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the predicted unknowns for observations (B, *y_shape), shape (B, *x_shape)."""
-        if tuple(y.shape[1:]) != self.y_shape:
-            raise VspairError(
-                f"y has shape {tuple(y.shape)}: expected a batch of shape (B, "
-                f"{', '.join(map(str, self.y_shape))})."
-            )
+        expect_batch("y", y, self.y_shape)
         weight, bias = self.weight.to(y.device), self.bias.to(y.device)
         x = y.flatten(1).double() @ weight + bias
         return x.to(y.dtype).reshape(-1, *self.x_shape)

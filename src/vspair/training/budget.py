@@ -1,0 +1,147 @@
+"""The training of small networks in a budget: AdamW, one cycle of the rate, the best epoch.
+
+Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; Smith and Topin,
+"Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from vspair.data import split
+from vspair.errors import VspairError
+from vspair.training.networks import Loss, NetworkTraining, Plan, Trainable
+
+__all__ = ["BudgetTraining", "one_cycle", "train_in_budget"]
+
+_HELD = 0.1
+"""The share of the data that epochs are compared by."""
+
+_LEAST = 10
+"""The fewest data of which a tenth can be held out."""
+
+_FOREVER = 2**20
+"""Epochs where the time alone is limited."""
+
+
+def one_cycle(progress: float, warm: float = 0.2, start: float = 0.04) -> float:
+    """Return the step size as a share of the largest: up in a line, down to 0 as a cosine.
+
+    Arguments:
+        progress: The share of the training that is done.
+        warm: The share of the training after which the step size is largest.
+        start: The share of the largest step size that it begins with.
+
+    Example:
+        >>> [round(one_cycle(p), 2) for p in (0.0, 0.1, 0.2, 0.6, 1.0)]
+        [0.04, 0.52, 1.0, 0.5, 0.0]
+    """
+    if progress < warm:
+        return start + (1 - start) * progress / warm
+    return 0.5 * (1 + math.cos(math.pi * (progress - warm) / (1 - warm)))
+
+
+class BudgetTraining(NetworkTraining):
+    """Trains until the epochs of the plan are done, or a time is over.
+
+    Arguments:
+        model: The model, on the device to train on.
+        loss: What to lessen.
+        data: Tensors with the same first dimension N, of which batches are given to the loss.
+        plan: Epochs, batches, the largest step size, and seed.
+        held: Tensors as in data, by whose loss the best epoch is known.
+        seconds: The time, which then sets the step size too; the last epoch may be cut short.
+            Without it the epochs do, and a training can be had again to the same bits.
+        decay: AdamW's decay of the weights.
+    """
+
+    def __init__(
+        self,
+        model: Trainable,
+        loss: Loss,
+        data: tuple[Tensor, ...],
+        plan: Plan,
+        *,
+        held: tuple[Tensor, ...] | None = None,
+        seconds: float | None = None,
+        decay: float = 0.01,
+    ) -> None:
+        super().__init__(model, loss, data, plan, held=held)
+        self.seconds = seconds
+        rate = self.optimiser.param_groups[0]["lr"]
+        self.optimiser = torch.optim.AdamW(
+            self.parameters, rate, weight_decay=decay, fused=True, capturable=self.captures
+        )
+
+    @property
+    def progress(self) -> float:
+        """The share of the budget that is spent."""
+        if self.seconds is None:
+            return self.epochs_done / self.plan.epochs
+        return min(1.0, self.state.seconds / self.seconds)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, which is never before the first step."""
+        return super().finished or (self.progress >= 1 and self.state.epoch > 0)
+
+    def _begin_step(self) -> tuple[()]:
+        self.rate = self.plan.learning_rate * one_cycle(self.progress)
+        return super()._begin_step()
+
+    def _epoch(self, step: Callable[..., None]) -> Iterator[None]:
+        """Run what is left of an epoch, or of the time."""
+        for _ in super()._epoch(step):
+            yield
+            if self.seconds is not None and self.progress >= 1:
+                seen = min(self.state.step * self.settings.batch_size, self.count)
+                self.sums *= self.count / seen  # as if of the whole epoch
+                return
+
+
+def train_in_budget(
+    model: Trainable,
+    loss: Loss,
+    data: tuple[Tensor, ...],
+    *,
+    seconds: float | None,
+    epochs: int | None,
+    seed: int,
+    batch_size: int = 32,
+    learning_rate: float = 2e-3,
+) -> None:
+    """Train a model on nine tenths of the data and keep the epoch that the tenth finds best.
+
+    Arguments:
+        model: The model, on the device to train on.
+        loss: What to lessen.
+        data: Tensors with the same first dimension N, at least 10.
+        seconds: How long to train, where no epochs are given.
+        epochs: How often to see each datum, whatever time that takes.
+        seed: Fixes the tenth and the orders.
+        batch_size: The data in a step.
+        learning_rate: The largest step size.
+    """
+    if len(data[0]) < _LEAST:
+        raise VspairError(
+            f"{len(data[0])} pairs: expected at least {_LEAST}, of which a tenth is held out."
+        )
+    if epochs is None and (seconds is None or not seconds > 0):
+        raise VspairError(
+            f"seconds = {seconds}: expected a time above 0, or a number of epochs instead."
+        )
+    train, held = split(len(data[0]), _HELD, seed)
+    limit = _FOREVER if epochs is None else epochs
+    plan = Plan(limit, batch_size, learning_rate, 0.0, "best", seed=seed)
+    BudgetTraining(
+        model,
+        loss,
+        tuple(t[train] for t in data),
+        plan,
+        held=tuple(t[held] for t in data),
+        seconds=seconds if epochs is None else None,
+    ).train(show=False)
