@@ -124,7 +124,7 @@ def test_sets_that_were_tuned_on_are_marked() -> None:
 # -- methods --------------------------------------------------------------------------------
 
 
-def test_residuals_are_of_pairs_that_were_not_learned_from() -> None:
+def test_answers_are_of_all_pairs_and_residuals_of_pairs_not_learned_from() -> None:
     """With as many unknowns as pairs ridge fits exactly: only held-out residuals are not 0."""
     generator = torch.manual_seed(0)
     train = Pairs(*(torch.randn(40, 50, generator=generator) for _ in range(2)))
@@ -133,6 +133,8 @@ def test_residuals_are_of_pairs_that_were_not_learned_from() -> None:
     assert (len(kept), len(held)) == (36, 4)
     expected = (Ridge(kept.x, kept.y, seed=0)(held.y) - held.x).square().mean(0).sqrt()
     assert torch.allclose(method.std, expected, atol=1e-5)
+    answer = Ridge(train.x, train.y, seed=0)(train.y)
+    assert torch.equal(method.posterior(train.y).mean(), answer)
 
 
 def test_study_pairs_are_not_those_that_settings_were_chosen_on() -> None:
