@@ -47,6 +47,10 @@ _GENERAL = {
     "uncertainty_error_r_sample": Metric("", "Pearson r over images of variance and mse_sample"),
     "floor_mean": Metric("data²", "mse_mean of answering with the mean of the truths"),
     "floor_y": Metric("data²", "mse_mean of answering with y itself"),
+    "mse_over_best_simple": Metric(
+        "", "mse_mean over the least of ridge and a plain network on the same pairs"
+    ),
+    "crps_over_best_simple": Metric("", "the same of crps, theirs of Gaussian residuals"),
     "field_variance": Metric("data²", "variance of the truths"),
     "spanned_share": Metric(
         "", "share of ||x - m||² that a method's leading directions span, mean over observations"

@@ -287,3 +287,31 @@ def ct_sweeps(
     how: dict[str, Any] = {"data_dir": data_dir, "only": only, "device": device, "show": True}
     how |= {"minutes": minutes, "compile": compile}
     run_study(STUDY, scale, name, out, runs, draw, **how)
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues after the last answer that was kept.")
+def own(
+    out: Results = None,
+    runs: Runs = None,
+    sets: Annotated[
+        str, typer.Option(help="Some sets with commas between them; all if not given.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each set.")] = 3,
+    only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
+    minutes: Minutes = 0.0,
+    device: Device = "auto",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="A few made pairs; needs no package.")
+    ] = False,
+    draw: Draw = False,
+) -> None:
+    """Real pairs that Python packages carry: the defaults beside simple methods."""
+    from vspair.studies.own.study import SMOKE, STUDY, Scale
+
+    given: dict[str, Any] = {"sets": sets, "seeds": seeds}
+    refuse_scale_beside_smoke(smoke, given, Scale())
+    scale = SMOKE if smoke else Scale(**given)
+    name = "own" + "-smoke" * smoke + "-part" * bool(sets)
+    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
+    run_study(STUDY, scale, name, out, runs, draw, **how)

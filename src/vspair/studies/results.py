@@ -15,7 +15,9 @@ from vspair.runs import Groups
 from vspair.uncertainty import uncertainty_error
 from vspair.vocabulary import look_up
 
-__all__ = ["Row", "epochs_in_words", "metrics_of", "over_seeds", "summary", "table_of"]
+__all__ = [
+    "Row", "epochs_in_words", "format_spread", "metrics_of", "over_seeds", "summary", "table_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,14 @@ def table_of(rows: Sequence[Row], metrics: Mapping[str, str]) -> Table:
     labels = list(dict.fromkeys(row.label for row in rows))
     found = {(row.label, row.metric): row for row in rows}
     lines = [
-        [words, *(_words(found.get((label, metric))) for label in labels)]
+        [words, *(format_spread(found.get((label, metric))) for label in labels)]
         for metric, words in metrics.items()
     ]
     return Table(["", *labels], lines)
 
 
-def _words(row: Row | None) -> str:
+def format_spread(row: Row | None) -> str:
+    """Return a number with its spread and the paper's; a dash where there is none."""
     if row is None:
         return "-"
     spread = "" if row.spread is None else f" ± {row.spread:.2g}"

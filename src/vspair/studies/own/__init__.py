@@ -1,0 +1,1 @@
+"""Real pairs that packages carry: the defaults of ``fit`` beside simple methods."""

@@ -1,0 +1,280 @@
+"""Pairs that nobody made for this library: the defaults of ``vspair.fit`` beside simple methods.
+
+The paper's problems are made, and settings were chosen on them. Here are sets of real pairs (see
+:mod:`vspair.datasets.own`), on which ``fit`` is called as a user calls it, without any setting.
+Beside it stand ridge regression, a plain regression network, the mean of the training unknowns
+and, where x and y have one shape, y itself. These are trained twice: on all pairs, for the
+answer, and on nine tenths of them, for Gaussian residuals, entry by entry, of the last tenth.
+Each seed makes its own patches, noise and weights; settings were chosen on seed 0 of the sets,
+which the study leaves out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vspair.data import Pairs
+from vspair.datasets.own import SETS, OwnSet, Part, Split, package_versions
+from vspair.errors import VspairError
+from vspair.fitting import fit
+from vspair.methods import AnswerMean, AnswerY, GaussianResiduals, PointMethod, Ridge
+from vspair.methods.plain import train_plain
+from vspair.posterior import Method, Posterior
+from vspair.problems.heat import HeatProblem
+from vspair.runs import Groups
+from vspair.studies.answers import Question, digest, made_once
+from vspair.studies.own import drawing, tables
+from vspair.studies.study import Records, Report, Stage, Study, Workspace
+
+__all__ = ["MADE", "SMOKE", "STUDY", "Case", "Scale", "Timed"]
+
+FIRST_SEED = 100
+"""What is added to a seed to make the pairs: settings were chosen on the pairs of seed 0."""
+
+HELD = 0.1
+"""The share of the training pairs whose residuals are the spread of simple methods."""
+
+BLOCK = 100
+"""Test observations that are answered at once."""
+
+
+def _make_fields(rng: np.random.Generator) -> tuple[Part, Part]:
+    """Return a few pairs of the heat equation, to see that everything runs."""
+    problem, seed = HeatProblem(size=8, modes=2, noise=0.1), int(rng.integers(2**31))
+    x, y = (t.flatten(1).numpy() for t in problem.pairs(140, seed=seed))
+    return Part(x[:100], y[:100]), Part(x[100:], y[100:])
+
+
+MADE = OwnSet("made", "fields of the heat equation as vectors", (), _make_fields, tuned=False)
+"""The one set of ``--smoke``, which needs no package."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is made and trained.
+
+    Arguments:
+        sets: The names of the sets, with commas between them; all where empty.
+        seeds: How many seeds of each.
+        samples: Posterior samples that a test pair is judged by.
+        seconds: Of the training of the plain network.
+        epochs: Passes of vsPAIR's training over the pairs; 0 leaves the default.
+    """
+
+    sets: str = ""
+    seeds: int = 3
+    samples: int = 100
+    seconds: float = 60.0
+    epochs: int = 0
+
+    @property
+    def chosen(self) -> list[OwnSet]:
+        """The sets, in the order of their names."""
+        known = SETS | {MADE.name: MADE}
+        names = self.sets.split(",") if self.sets else list(SETS)
+        if unknown := [name for name in names if name not in known]:
+            raise VspairError(
+                f"sets = {unknown[0]!r}: expected some of {', '.join(SETS)}, with commas between "
+                "them."
+            )
+        return [known[name] for name in names]
+
+
+SMOKE = Scale(sets=MADE.name, seeds=2, samples=20, seconds=1.0, epochs=2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set and one seed, whose pairs are made when they are asked for."""
+
+    own: OwnSet
+    seed: int
+
+    def load(self) -> Split:
+        """Return the pairs."""
+        return self.own.load(FIRST_SEED + self.seed)
+
+    def name(self, method: str) -> str:
+        """Return what the answer of a method in this case is called."""
+        return f"{method}-{self.own.name}-{self.seed}"
+
+
+Work = Workspace[Scale, list[Case]]
+
+
+def load(scale: Scale, data_dir: Path | None = None) -> list[Case]:
+    """Return every set with its seeds; refuse where a package is missing."""
+    chosen = scale.chosen
+    for each in chosen:
+        each.check_packages()
+    return [Case(each, seed) for each in chosen for seed in range(scale.seeds)]
+
+
+# -- methods --------------------------------------------------------------------------------
+
+
+class Timed:
+    """A method, and the seconds that it took to make it.
+
+    Arguments:
+        make: Makes the method, from pairs.
+    """
+
+    def __init__(self, make: Callable[[], Method]) -> None:
+        start = time.perf_counter()
+        self.method = make()
+        self.seconds = time.perf_counter() - start
+
+    def posterior(self, y: torch.Tensor) -> Posterior:
+        """Return what the method believes of x, given observations of shape (B, *y_shape)."""
+        return self.method.posterior(y)
+
+    def costs(self) -> dict[str, float]:
+        """Return the seconds, and the number of trained parameters."""
+        found = self.method
+        inner: Any = found.method if isinstance(found, GaussianResiduals) else found
+        return {"training_seconds": self.seconds, "parameters": float(inner.n_parameters)}
+
+    def error(self, test: Pairs) -> dict[str, float]:
+        """Return the exact MSE of a simple method's estimates; nothing of any other.
+
+        The mean of samples has a little more, a share of the residuals that falls with their
+        number.
+        """
+        if not isinstance(self.method, GaussianResiduals):
+            return {}
+        parts = zip(test.x.split(BLOCK), test.y.split(BLOCK), strict=True)
+        errors = [(self.posterior(y).mean() - x).double().square() for x, y in parts]
+        return {"mse_mean": float(torch.cat(errors).mean())}
+
+
+SIMPLE: dict[str, Callable[[Pairs, Scale, int], PointMethod]] = {
+    "ridge": lambda pairs, scale, seed: Ridge(pairs.x, pairs.y, seed=seed),
+    "network": lambda pairs, scale, seed: train_plain(
+        pairs.x, pairs.y, seconds=scale.seconds, seed=seed
+    ),
+    "trivial-y": lambda pairs, scale, seed: AnswerY(),
+    "trivial-mean": lambda pairs, scale, seed: AnswerMean(pairs.x),
+}
+"""The methods that answer with one estimate: from pairs, the scale and a seed."""
+
+
+def _with_residuals(name: str, train: Pairs, scale: Scale, seed: int) -> GaussianResiduals:
+    """Return a simple method of all training pairs.
+
+    Its spread is the residuals of a tenth of them after learning from the others.
+    """
+    kept, held = train.split(HELD, seed)
+    found = GaussianResiduals(SIMPLE[name](kept, scale, seed), held.x, held.y)
+    found.method = SIMPLE[name](train, scale, seed)
+    return found
+
+
+def _fit_defaults(work: Work, split: Split, seed: int) -> Method:
+    """Call ``fit`` as a user does, who knows no more than the pairs and where they are from."""
+    how: dict[str, Any] = {"device": str(work.device), "progress": work.show}
+    if split.groups is not None:
+        how["groups"] = split.groups
+    if work.scale.epochs:
+        how["epochs"] = work.scale.epochs
+    return fit(split.train.x, split.train.y, seed=seed, **how)
+
+
+def _makers(work: Work, split: Split, seed: int) -> dict[str, Callable[[], Method]]:
+    """Return what makes each method that can answer, by the method's name."""
+    names = [name for name in SIMPLE if name != "trivial-y" or len({*split.train.shapes}) == 1]
+    makers: dict[str, Callable[[], Method]] = {
+        name: partial(_with_residuals, name, split.train, work.scale, seed) for name in names
+    }
+    return makers | {tables.OURS: partial(_fit_defaults, work, split, seed)}
+
+
+@cache
+def _library() -> str:
+    """Return a digest of the source that learns: with another, answers are made anew."""
+    package = Path(__file__).parents[2]
+    others = ("cli", "datasets", "problems", "report", "studies", "sweeps")
+    files = sorted(
+        p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in others
+    )
+    return digest(*(file.read_bytes() for file in files))
+
+
+# -- the stage ------------------------------------------------------------------------------
+
+
+def answer(work: Work) -> bool:
+    """Ask every method about the test observations of every case."""
+    return all(_ask_all(work, case) for case in work.data)
+
+
+def _ask_all(work: Work, case: Case) -> bool:
+    """Keep the answers of all methods in one case; return whether that is done."""
+    split, scale = case.load(), work.scale
+    question = Question(split.test, samples=scale.samples, block=BLOCK)
+    made_from = digest(_library(), split.train.x, split.train.y, scale.seconds, scale.epochs)
+    for name, make in _makers(work, split, case.seed).items():
+        work.say(f"{case.own.name}, seed {case.seed}: {name}")
+        method_for = made_once(partial(Timed, make))
+        more = partial(_of_all, method_for, split.test)
+        if not work.answers.ask(case.name(name), method_for, question, made_from, more):
+            return False
+    return True
+
+
+def _of_all(method_for: Callable[[torch.Tensor], Timed], test: Pairs) -> Groups:
+    """Return the numbers of all test pairs together, which stand before means of scores."""
+    method = method_for(test.y)
+    return {"row": method.costs() | method.error(test)}
+
+
+# -- the report -----------------------------------------------------------------------------
+
+
+def report(work: Work, records: Records) -> Report:
+    """Return tables, words and the figure's numbers from what was kept."""
+    scale, found = work.scale, defaultdict[str, list[dict[str, Groups]]](list)
+    for own in scale.chosen:
+        for case in (Case(own, seed) for seed in range(scale.seeds)):
+            found[own.name].append(_kept(work, case))
+    measured = {name: [tables.measures(each) for each in seeds] for name, seeds in found.items()}
+    rows = tables.rows_of(measured)
+    about = dataclasses.asdict(scale) | {"sets": [own.name for own in scale.chosen]}
+    text = tables.text_of(rows, about, scale.chosen)
+    return Report(rows, text, tables.figure_numbers(measured), about)
+
+
+def _kept(work: Work, case: Case) -> dict[str, Groups]:
+    """Return the answers of one case by method; that of y itself where there is one."""
+    names: Iterable[str] = (*SIMPLE, tables.OURS)
+    optional = "trivial-y"
+    return {
+        name: work.answers.read(case.name(name))
+        for name in names
+        if name != optional or work.answers.has(case.name(name))
+    }
+
+
+ASKED = ("samples", "seconds", "epochs")
+"""What of a scale answers depend on, beside the seed; sets may be added one by one."""
+
+STUDY = Study(
+    name="own",
+    title=tables.WORDS.text["title"],
+    load=load,
+    describe=lambda cases: {"packages": package_versions()},
+    stages={"answers": Stage(answer, (*ASKED, "seeds"), grows=("seeds",), renews=ASKED)},
+    report=report,
+    draw=drawing.draw_all,
+    captions=drawing.CAPTIONS,
+)
