@@ -218,6 +218,12 @@ def test_comparisons_side_by_side_are_as_those_alone() -> None:
     assert torch.equal(c2st(a, b), together)
 
 
+def test_a_classifier_is_judged_by_what_it_has_not_seen() -> None:
+    """In ten dimensions a few samples are learned by heart, which says nothing of others."""
+    a, b = torch.randn(2, 6, 62, 10)  # 124 samples, which five folds do not divide
+    assert float(c2st(a, b).mean()) == pytest.approx(0.5, abs=0.08)
+
+
 def test_an_estimate_without_spread_is_told_from_samples() -> None:
     assert c2st(torch.randn(300, 2), torch.zeros(300, 2)) > 0.95
     assert c2st(torch.zeros(300, 2), torch.zeros(300, 2)) == pytest.approx(0.5, abs=0.1)

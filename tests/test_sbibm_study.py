@@ -1,6 +1,7 @@
 """The study of simulation-based inference at a scale of seconds, on made observations."""
 
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,6 +147,47 @@ def test_another_method_is_measured_beside_and_the_exact_one_is_perfect(
     assert found["vsPAIR", "c2st"] > 0.8
     text = (tmp_path / "out" / "README.md").read_text()
     assert f"| | vsPAIR ({PRESET}) | exact samples | NPE |" in text
+
+
+class Normal:
+    """Answers linear uniform as if there were no walls."""
+
+    def posterior(self, y: Tensor) -> SamplePosterior:
+        return Endless(y)
+
+
+class Endless(SamplePosterior):
+    """Normal samples around each y, others for every call."""
+
+    def __init__(self, y: Tensor) -> None:
+        super().__init__(y.expand(2, *y.shape))
+        self.y = y
+
+    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
+        return self.y + math.sqrt(0.1) * torch.randn(n, *self.y.shape, generator=generator)
+
+
+def test_what_leaves_the_box_is_drawn_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between walls, a normal distribution is the exact posterior of linear uniform."""
+    monkeypatch.setattr(study, "ROUNDS", 2000)
+    monkeypatch.delitem(METHODS, PRESET)
+    monkeypatch.setitem(METHODS, "normal", lambda pairs, seed: Normal())
+    scale = replace(FEW, task="linear_uniform", samples=300, observations=2)
+    found = {}
+    for inside in (False, True):
+        folder = tmp_path / str(inside)
+        assert reproduce(folder, replace(scale, inside=inside)) is not None
+        found[inside] = {r["metric"]: r["value"] for r in rows(folder)}["c2st_mean"]
+        text = (folder / "out" / "README.md").read_text()
+        assert ("are drawn anew for every method" in text) is inside
+    assert found[True] == pytest.approx(0.5, abs=0.07)
+    assert found[False] > 0.6
+    inside_box = TASKS["linear_uniform"].inside
+    y = torch.full((1, 10), 5.0)
+    with pytest.raises(VspairError, match=r"Of 8,000 samples .* 0 lie in the prior's box and 4 "):
+        study._draw(Normal(), y, 4, 0, inside_box)
 
 
 def test_samples_of_ours_include_the_noise() -> None:

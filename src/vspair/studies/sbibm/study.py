@@ -49,6 +49,9 @@ BRIEF: Mapping[str, Mapping[str, Any]] = {
 }
 """What makes a training of each preset short, to see that everything runs."""
 
+ROUNDS = 500
+"""How often samples are drawn, at most, where some are not kept."""
+
 TOGETHER = 5
 """Observations whose classifiers are trained side by side."""
 
@@ -66,6 +69,8 @@ class Scale:
         samples: Posterior samples of each, at most the 10,000 reference samples.
         seeds: How many sets of pairs and trainings.
         task: A task that is measured alone; all where empty.
+        inside: Whether samples outside the prior's box are drawn anew, as ``sbi`` does; no method
+            is told the box elsewhere.
         brief: Whether trainings are cut short, to see that everything runs.
     """
 
@@ -74,6 +79,7 @@ class Scale:
     samples: int = 10_000
     seeds: int = 3
     task: str = ""
+    inside: bool = False
     brief: bool = False
 
     def __post_init__(self) -> None:
@@ -210,11 +216,32 @@ def _key(work: Work, case: Case) -> str:
 
 
 @torch.no_grad()
-def _draw(method: Method, y: Tensor, n: int, seed: int) -> Tensor:
-    """Return posterior samples of observations (B, y_size), with shape (B, n, x_size)."""
+def _draw(
+    method: Method, y: Tensor, n: int, seed: int, keep: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return posterior samples of observations (B, y_size), with shape (B, n, x_size).
+
+    Arguments:
+        method: What answers.
+        y: The observations.
+        n: How many samples of each.
+        seed: Fixes the samples.
+        keep: Says which samples (n, x_size) are kept, bool (n,); all where not given.
+    """
     post = method.posterior(y)
-    samples = post.sample(n, Generator(post.device).manual_seed(seed))
-    return samples.transpose(0, 1).float().cpu()
+    generator = Generator(post.device).manual_seed(seed)
+    kept: list[list[Tensor]] = [[] for _ in y]
+    for _ in range(ROUNDS):
+        samples = post.sample(n, generator).transpose(0, 1).float().cpu()
+        for found, each in zip(kept, samples, strict=True):
+            if sum(map(len, found)) < n:
+                found.append(each if keep is None else each[keep(each)])
+        if (least := min(sum(map(len, found)) for found in kept)) >= n:
+            return torch.stack([torch.cat(found)[:n] for found in kept])
+    raise VspairError(
+        f"Of {ROUNDS * n:,} samples of an observation {least:,} lie in the prior's box and {n:,} "
+        "are needed: the method answers outside of it. Measure it without --inside."
+    )
 
 
 def _sampled(work: Work, case: Case) -> bool:
@@ -229,7 +256,8 @@ def _sampled(work: Work, case: Case) -> bool:
     with torch.enable_grad():
         method = case.train(work.scale)
     seconds = time.perf_counter() - start
-    samples = _draw(method, reference.y, work.scale.samples, case.seed)
+    keep = TASKS[case.task].inside if work.scale.inside else None
+    samples = _draw(method, reference.y, work.scale.samples, case.seed, keep)
     work.answers.write(name, key, {"drawn": {"samples": samples, "seconds": np.array(seconds)}})
     return True
 
@@ -301,7 +329,7 @@ def _figure_numbers(kept: Mapping[Case, Groups]) -> dict[str, Any]:
     return numbers
 
 
-MADE = ("pairs", "observations", "samples", "brief", "task", "seeds")
+MADE = ("pairs", "observations", "samples", "inside", "brief", "task", "seeds")
 STUDY = Study(
     name="sbibm",
     title=tables.WORDS.text["title"],

@@ -60,6 +60,7 @@ def text_of(
     return WORDS.text["report"].format(
         **about,
         preset=preset,
+        box=WORDS.text["kept inside" if about["inside"] else "free"],
         references=WORDS.text[source].format(**data),
         medians=c2st_table(rows).markdown(),
         means=c2st_table(rows, "c2st_mean").markdown(),
