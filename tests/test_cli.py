@@ -59,6 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "reproduce",
         "reproduce gaussian",
         "reproduce mnist",
+        "reproduce sbibm",
     ],
 )
 def test_help_reads_well(command: str) -> None:

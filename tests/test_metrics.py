@@ -8,6 +8,7 @@ from torch import Tensor
 from vspair.errors import VspairError
 from vspair.evaluation import excess
 from vspair.metrics import (
+    c2st,
     central_interval,
     coverage,
     crps,
@@ -231,3 +232,62 @@ def test_the_pca_share_needs_as_many_residuals_as_directions(k: int) -> None:
         pca_share(torch.randn(4, 6), torch.randn(3, 6), k)
     with pytest.raises(VspairError, match="residuals of one shape"):
         pca_share(torch.randn(4, 6), torch.randn(3, 5), 2)
+
+
+# -- the classifier two-sample test ----------------------------------------------------------
+
+
+def test_a_classifier_tells_normals_apart_as_often_as_the_best_one() -> None:
+    """The best classifier of N(0, 1) and N(delta, 1) is right with chance Phi(delta / 2)."""
+    shifts = torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
+    a, b = torch.randn(2, 4, 3000, 1)
+    best = torch.special.ndtr(shifts.flatten().double() / 2)
+    found = c2st(5 + 3 * a, 5 + 3 * (b + shifts))
+    assert found.tolist() == pytest.approx(best.tolist(), abs=0.025)
+
+
+def test_a_classifier_sees_what_marginals_do_not() -> None:
+    """Of two normals with correlation r and -r, the sign of the product tells all there is."""
+    r, (a, b) = 0.8, torch.randn(2, 2000, 2)
+    root = torch.tensor([[1.0, 0.0], [r, math.sqrt(1 - r * r)]])
+    best = 0.5 + math.asin(r) / math.pi
+    found = c2st(a @ root.T, (b @ root.T) * torch.tensor([1.0, -1.0]))
+    assert found.shape == ()
+    assert float(found) == pytest.approx(best, abs=0.025)
+
+
+def test_comparisons_side_by_side_are_as_those_alone() -> None:
+    a, b = torch.randn(2, 3, 600, 2)
+    b[1] += 5
+    b[2] *= 3
+    together = c2st(a, b)
+    alone = [float(c2st(*each)) for each in zip(a, b, strict=True)]
+    assert together.tolist() == pytest.approx(alone, abs=0.06)
+    assert together[1] > 0.99
+    assert together[2] > 0.65
+    assert torch.equal(c2st(a, b), together)
+
+
+def test_a_classifier_is_judged_by_what_it_has_not_seen() -> None:
+    """In ten dimensions a few samples are learned by heart, which says nothing of others."""
+    a, b = torch.randn(2, 6, 62, 10)  # 124 samples, which five folds do not divide
+    assert float(c2st(a, b).mean()) == pytest.approx(0.5, abs=0.08)
+
+
+def test_an_estimate_without_spread_is_told_from_samples() -> None:
+    assert c2st(torch.randn(300, 2), torch.zeros(300, 2)) > 0.95
+    assert c2st(torch.zeros(300, 2), torch.zeros(300, 2)) == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        (torch.zeros(9, 2), torch.zeros(8, 2), r"a has shape \(9, 2\), b \(8, 2\)"),
+        (torch.zeros(9), torch.zeros(9), r"a has shape \(9,\)"),
+        (torch.zeros(4, 2), torch.zeros(4, 2), "5 were given"),
+        (torch.zeros(9, 2), torch.full((9, 2), math.nan), "not finite"),
+    ],
+)
+def test_c2st_refuses_what_cannot_be_compared(a: Tensor, b: Tensor, words: str) -> None:
+    with pytest.raises(VspairError, match=words):
+        c2st(a, b)

@@ -13,7 +13,7 @@ every = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.nam
 
 def test_every_study_has_words() -> None:
     names = [folder.name for folder in FOLDERS]
-    assert names == ["ct", "ct_sweeps", "demo", "gaussian", "heat", "mnist", "own"]
+    assert names == ["ct", "ct_sweeps", "demo", "gaussian", "heat", "mnist", "own", "sbibm"]
 
 
 @every

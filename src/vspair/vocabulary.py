@@ -109,6 +109,12 @@ _EXACT = {
     "kl_exact": Metric("nats", "KL(N(m, Cov X) || exact posterior), median over observations"),
     "w2_exact": Metric("data", "2-Wasserstein distance of the same two Gaussians"),
     "energy_exact": Metric("data", "energy distance of 500 samples to 500 exact ones"),
+    "c2st": Metric(
+        "",
+        "share of samples and reference samples that a classifier tells apart, median over "
+        "observations; 0.5 is perfect",
+    ),
+    "c2st_mean": Metric("", "the same, mean over observations"),
     "trace_ratio": Metric("", "trace of Cov X over that of the exact covariance"),
     "alignment": Metric("", "mean |cosine| of active directions with the nearest eigenvector"),
     "theorem_mean": Metric("", "||E[Z | y] - theorem 1's|| over the norm of the latter"),

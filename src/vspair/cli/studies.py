@@ -315,3 +315,43 @@ def own(
     name = "own" + "-smoke" * smoke + "-part" * bool(sets)
     how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
     run_study(STUDY, scale, name, out, runs, draw, **how)
+
+
+@reproduce.command()
+@stoppable("Stopped. The same command continues with what is not done yet.")
+def sbibm(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="The wheel of sbibm, or its folder; VSPAIR_DATA, or made observations, if not "
+            "given."
+        ),
+    ] = None,
+    out: Results = None,
+    runs: Runs = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many sets of pairs and trainings: 3.")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="One of two_moons,gaussian_mixture,linear_uniform,slcp alone.")
+    ] = "",
+    only: Annotated[
+        str, typer.Option(help="Some of train,answers,report with commas between them.")
+    ] = "",
+    inside: Annotated[
+        bool, typer.Option("--inside", help="Draw anew what leaves the prior's box, as sbi does.")
+    ] = False,
+    minutes: Minutes = 0.0,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Few pairs, brief trainings.")] = False,
+    draw: Draw = False,
+) -> None:
+    """Beyond the paper: samples against reference posteriors of simulation-based inference."""
+    from vspair.studies.sbibm.study import SMOKE, STUDY, Scale
+
+    scale = replace(SMOKE if smoke else Scale(), task=task, inside=inside)
+    scale = scale if seeds is None else replace(scale, seeds=seeds)
+    read = (draw and not smoke) or data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
+    name = "sbibm" + "-made" * (not read) + "-inside" * inside + "-smoke" * smoke
+    name += f"-{task}" * bool(task)
+    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": "cpu", "show": True}
+    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, **how)

@@ -1,0 +1,1 @@
+"""Posterior samples against the reference posteriors of the benchmark of Lueckmann et al."""
