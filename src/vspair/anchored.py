@@ -263,6 +263,15 @@ class AnchoredModel(InverseModel):
         log = self.thresholds.log_width + maps.clamp(*LOG_GRAIN)
         return log.exp().reshape(len(seen), *self.x_shape)
 
+    @property
+    def centred(self) -> bool:
+        """Whether an anchor answers, and factors are told apart from their mean."""
+        return self.made.base != "none" or len(self.networks) > 0
+
+    def centre(self, code: SpikeSlab | Mixture) -> Tensor | float:
+        """Return what the anchor has of the factors in it already: what their mean decodes to."""
+        return self.x_decoder(code.mean) if self.centred else 0.0  # type: ignore[no-any-return]
+
     # -- answers -------------------------------------------------------------------------------
 
     def latent(self, y: Tensor) -> Code:
@@ -329,10 +338,10 @@ class AnchoredModel(InverseModel):
         with evaluating(self), torch.no_grad():
             guess = self._guess(y, first)
             answer, code, grain = self.read(self.y_normaliser(y), guess)
-            answer = self.x_scale.inverse(answer)
             grain = grain * self.x_normaliser.std
+        about = self.x_scale.inverse(answer) if self.centred else None
         return LatentPosterior(
-            self, code, noise=noise, answer=answer, noise_std=grain, single=single
+            self, code, noise=noise, answer=about, noise_std=grain, single=single
         )
 
     def ridge_answer(self, y: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from vspair import config as configs
 from vspair.anchored import AnchoredModel, First, as_first
 from vspair.anchors.folds import as_groups
 from vspair.config import Config
-from vspair.data import Pairs, fingerprint, split
+from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
 from vspair.networks.spatial import Frame
 from vspair.runs import Run
@@ -143,13 +143,15 @@ class AnchoredFit:
                 self.first = (first, as_first(guesses, len(given), pairs.shapes[0]))
             return
         count, t = int(self.groups.max()) + 1, self.config.training
-        _, out = split(count, t.validation or 0.1, t.seed)
+        if count < 3:
+            raise VspairError(
+                f"groups has {count} different labels: expected at least 3, one to hold out and "
+                "two to answer each other. Leave groups out, or give held = (x, y)."
+            )
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(t.seed))
+        out = order[: max(1, round((t.validation or 0.1) * count))]
         held = torch.isin(self.groups, out)
         self.train, self.held = pairs[~held], pairs[held]
-        if not len(self.held):
-            raise VspairError(
-                f"{count} groups leave none to hold out: expected at least 10. Give held = (x, y)."
-            )
         self.groups = torch.unique(self.groups[~held], return_inverse=True)[1]
         self.first = None if first is None else (first[~held], first[held])
 
@@ -158,13 +160,25 @@ class AnchoredFit:
         out: str | Path | None,
         run: Run | None,
         minutes: float | None,
-        changes: dict[str, Any],
+        fixed: bool,
         device: torch.device,
         progress: bool,
     ) -> AnchoredModel:
-        """Train, judge and save."""
+        """Train, judge and save; load what is trained already.
+
+        Arguments:
+            out: A new run folder, if any.
+            run: One to resume.
+            minutes: How long to train, if that was said.
+            fixed: Whether the number of epochs was.
+            device: Where to train.
+            progress: Whether to show it, and the verdict.
+        """
+        if run is not None and (run.path / "weights.safetensors").exists():
+            self._expect_same(run)
+            return self._finished(run, device)
         if run is None:
-            self._set_epochs(minutes, "epochs" in changes)
+            self._set_epochs(minutes, fixed)
             if out is not None:
                 run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
         else:
@@ -181,6 +195,12 @@ class AnchoredFit:
             run.save_weights(model, self.config.training.epochs)
             run.save_verdict(model.verdict.as_dict())
             shutil.rmtree(run.path / "stages", ignore_errors=True)
+        return model
+
+    def _finished(self, run: Run, device: torch.device) -> AnchoredModel:
+        model = run.load(device)
+        assert isinstance(model, AnchoredModel)
+        model.first = self.call
         return model
 
     def _set_epochs(self, minutes: float | None, given: bool) -> None:

@@ -276,10 +276,15 @@ class SpikeSlab(Factorised):
         present = self.omega * (self.log_on - log_on)
         return present + self.absent * (self.log_off - log_off)
 
-    def counts(self) -> tuple[Tensor, Tensor]:
-        """Return the expected number of factors, and its part from gates in (0.05, 0.5), (*,)."""
+    def counts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return three numbers of factors, each of shape (*,).
+
+        Those with omega > 1/2; those expected, the sum of omega; and the part of the sum that
+        comes from gates between 0.05 and 0.5.
+        """
         hedging = (self.omega > 0.05) & (self.omega < 0.5)
-        return self.omega.sum(-1), (self.omega * hedging).sum(-1)
+        active = (self.omega > 0.5).to(self.omega.dtype).sum(-1)
+        return active, self.omega.sum(-1), (self.omega * hedging).sum(-1)
 
     def kl_slab(self) -> Tensor:
         r"""Return the slab's part of the KL to the prior, eq. (9), with shape (*, l)."""
@@ -345,10 +350,11 @@ class Mixture(Code):
         variance = (square / share - mu.square()).clamp(min=math.exp(LOG_FLOOR))
         return SpikeSlab.of(mu, variance.log(), omega, self.modes.temperature)
 
-    def counts(self) -> tuple[Tensor, Tensor]:
+    def counts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what :meth:`SpikeSlab.counts` does, on average over modes, with shape (B,)."""
-        weights, parts = self.log_weights.exp(), self.modes.counts()
-        return (weights * parts[0]).sum(1), (weights * parts[1]).sum(1)
+        weights = self.log_weights.exp()
+        active, present, hedged = ((weights * count).sum(1) for count in self.modes.counts())
+        return active, present, hedged
 
     def choose(self, generator: Generator | None = None) -> SpikeSlab:
         """Return one mode for each observation, by chance, with parameters of shape (B, l)."""

@@ -208,7 +208,6 @@ class AnchoredConfig:
         active: How many factors answers have on average; 0 chooses by the knee of the held-out
             bound.
         beta: The weight of the KL on the side of the residual's code.
-        crps: The weight of the fair CRPS of the answer's own samples in the last stage.
         grain: Whether the width of the grain is ``predicted`` for each entry or ``constant``.
         spatial: Whether factors have places; dense codes for images where not.
         out_of_fold: Whether code and grain learn from residuals of pairs that their anchor has
@@ -224,7 +223,6 @@ class AnchoredConfig:
     modes: int = 0
     active: int = 0
     beta: float = 0.5
-    crps: float = 1.0
     grain: Literal["predicted", "constant"] = "predicted"
     spatial: bool = True
     out_of_fold: bool = True

@@ -91,18 +91,16 @@ def _region_scores(samples: Tensor, mean: Tensor, x: Tensor, region: Tensor) -> 
 def _code_scores(post: LatentPosterior, x: Tensor, generator: Generator) -> dict[str, Tensor]:
     """Return the error of the decoded mean code, and how many factors are present."""
     found = {"mse_code": _entries_mean((post.decode(post.code.mean) - x).square())}
-    if post.gates is not None:
-        found["active"] = (post.gates.omega > 0.5).double().sum(1)
+    if isinstance(post.code, SpikeSlab | Mixture):
+        found["active"], found["present"], found["hedged"] = post.code.counts()
         found["nnz"] = (post.code.rsample(generator) != 0).double().sum(1)
     return found
 
 
 def _answer_scores(post: LatentPosterior, variance: Tensor) -> dict[str, Tensor]:
-    """Return what factors carry of the variance (B,) of an anchored answer, and its gates."""
+    """Return what factors carry of the variance (B,) of an anchored answer."""
     grain = _entries_mean(post.noise_std.square()) if post.noise else torch.zeros_like(variance)
-    assert isinstance(post.code, SpikeSlab | Mixture)
-    present, hedged = post.code.counts()
-    return {"variance_factors": variance - grain, "present": present, "hedged": hedged}
+    return {"variance_factors": variance - grain}
 
 
 def _truths(posterior: Posterior, x: Tensor) -> Tensor:
@@ -143,8 +141,8 @@ def scores(
         ``mse_mean``, ``mse_sample``, ``crps`` and ``energy_score`` of any posterior; coverage,
         ``variance``, ``deviation``, ``beyond_2_std``, ``beyond_4_std`` and ``excess_2_std`` where
         it has spread and there are two samples or more; ``mse_code`` where it is decoded from a
-        code, and ``active`` and ``nnz`` where that has gates; ``variance_factors``, ``present``
-        and ``hedged`` of an anchored model.
+        code, and ``active``, ``present``, ``hedged`` and ``nnz`` where that has gates;
+        ``variance_factors`` of an anchored model.
     """
     x = _truths(posterior, x)
     generator = generator or _generator(posterior.device, 0)
@@ -166,7 +164,7 @@ def scores(
         found |= {"psnr": psnr(mean, x), "ssim": ssim(mean, x), "ssim_sample": ssim(sampled[0], x)}
     if isinstance(posterior, LatentPosterior):
         found |= _code_scores(posterior, x, generator)
-        if answered and len(sampled) > 1:
+        if isinstance(posterior.model, AnchoredModel) and len(sampled) > 1:
             found |= _answer_scores(posterior, found["variance"])
     if isinstance(posterior, PointPosterior):
         found |= posterior.details

@@ -136,7 +136,7 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
         mse_first=error(guesses),
         crps=mean["crps"],
         coverage=mean["coverage_90"],
-        share=mean["variance_factors"] / max(mean["variance"], 1e-30),
+        share=max(mean["variance_factors"] / max(mean["variance"], 1e-30), 0.0),
         active=mean["active"],
         asked=model.anchored.active,
         undecided=mean["hedged"] / max(mean["present"], 1e-30),

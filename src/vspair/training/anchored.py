@@ -9,7 +9,7 @@ r"""The training of the anchored model, in stages, each on what the one before h
              - \mathrm{KL}(q(z \mid e, y) \,\|\, p(z \mid y)),
 
    with one constant width s.
-4. *Grain*: a width for each entry, by the fair CRPS of answers, the code as it is.
+4. *Grain*: a width for each entry, of what the residual's own code leaves, by the fair CRPS.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ LEAST_SIGNAL = 48
 MOST_FACTORS = 200.0
 """How many gates are open at first where no number was asked for."""
 
+WIDTHS = tuple(1.1**k for k in range(16))
+"""What the grain as a whole may be widened by."""
+
 KNEE_AT, FALL_UNTIL = 0.3, 0.6
 """The shares of the code's training between which the number of open gates falls."""
 
@@ -158,7 +161,7 @@ def prepare(
 ) -> tuple[AnchoredModel, Prepared]:
     """Return a model with its ridge path, not yet trained networks, and what to train them on."""
     a, seed = config.anchored, config.training.seed
-    fold = assign_folds(groups, a.folds, seed)
+    fold = assign_folds(groups, min(a.folds, max(2, int(groups.max()) + 1)), seed)
     domain = tell_domain(train.x, a.domain)
     if not a.spatial and domain != "vector":
         domain = "vector"
@@ -181,7 +184,7 @@ def prepare(
             base, error = "first", wrong
     if a.anchor == "none":
         base, error = "none", float(x.double().square().mean())
-    networks = a.folds if a.anchor in ("auto", "network") else 0
+    networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
     sizes = len(path.values), answers.shape[1], best, networks, modes
     made = Made(base, domain, *sizes, first is not None)
     with torch.random.fork_rng(devices=[]):
@@ -189,6 +192,8 @@ def prepare(
         model = AnchoredModel(config.model, a, made, *shapes)
     model.x_scale, model.y_normaliser, model.ridge = x_scale, y_scale, path
     model.x_normaliser.std.copy_(model.x_scale.std * math.sqrt(max(error, 1e-20)))
+    if not model.centred:
+        model.x_normaliser.mean.copy_(model.x_scale.mean)
     stacked = model.stack(answers, guess, y)
     dims = (0, *range(2, stacked.ndim))
     std, mean = torch.std_mean(stacked, dim=dims, keepdim=True)
@@ -322,6 +327,12 @@ class _CodeStage:
         fall = _ramp(progress, KNEE_AT, FALL_UNTIL)
         return self.most * (float(self.state.active) / self.most) ** fall
 
+    def _solve(self, gates: Tensor, log_weights: Tensor, budget: float) -> Tensor:
+        """Return the shift of a budget; none where gates are left to themselves."""
+        if not self.model.anchored.budget:
+            return torch.zeros_like(self.state.answer)
+        return solve_budget(gates, log_weights, budget)
+
     def codes(
         self, doubt: Doubt, rows: Tensor, budget: float
     ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor, Tensor]:
@@ -329,10 +340,10 @@ class _CodeStage:
         model = self.model
         numbers = model.code_reader(doubt.seen[rows])[1]
         parts, weights = model.modes_of(numbers)
-        shift = solve_budget(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
+        shift = self._solve(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
         own = model.own_numbers(doubt.residual[rows], doubt.seen[rows])
         gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
-        own_shift = solve_budget(gates, torch.zeros_like(gates[:, :, 0]), budget)
+        own_shift = self._solve(gates, torch.zeros_like(gates[:, :, 0]), budget)
         p = model.read_code(numbers, shift)
         return model.with_gates(own, own_shift), p, own_shift, shift
 
@@ -342,21 +353,22 @@ class _CodeStage:
         """Return minus the bound, by entry, and its parts."""
         model, state = self.model, self.state
         q, p, own_shift, shift = self.codes(self.doubt, rows, self.budget(progress))
-        decoded = model.x_decoder(q.rsample(generator)) - model.x_decoder(p.mean)
+        decoded = model.x_decoder(q.rsample(generator)) - model.centre(p)
         mse = (self.doubt.residual[rows] - decoded).square().mean()
-        size = self.doubt.residual[0].numel()
         with torch.no_grad():
             rate = max(0.02, 0.5 * (1 - progress) ** 2)
             state.answer.lerp_(shift, rate)
             state.own.lerp_(own_shift, rate)
-            state.log_width.lerp_(0.5 * mse.detach().log(), rate)
+            state.log_width.lerp_(0.5 * mse.log(), rate)
         # Gradients of the KL at the side of q are weighed by beta: p follows q in any case.
         pull = self.beta * divergence(q, p.detach()) + divergence(q.detach(), p)
         # With the best width for an error, the fit is the logarithm of the error.
+        size = self.doubt.residual[0].numel()
         fit = 0.5 * size * mse.log()
-        beta = _ramp(progress, 0.05, 0.45)
-        loss = fit + beta * pull.mean() + SLAB * q.kl_slab().sum(-1).mean()
-        return loss / size, {"mse": mse.detach(), "kl": divergence(q.detach(), p.detach()).mean()}
+        weight = _ramp(progress, 0.05, 0.45)
+        loss = fit + weight * pull.mean() + SLAB * q.kl_slab().sum(-1).mean()
+        kl = divergence(q.detach(), p.detach()).mean()
+        return loss / size, {"mse": mse.detach(), "kl": kl}
 
     @torch.no_grad()
     def score(self, progress: float) -> dict[str, float]:
@@ -382,7 +394,7 @@ class _CodeStage:
         residual, left = self.held.residual[every], 0.0
         for rows in every.split(256):
             q, p, _, _ = self.codes(self.held, rows, budget)
-            decoded = self.model.x_decoder(q.mean) - self.model.x_decoder(p.mean)
+            decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
             left += float((residual[rows] - decoded).double().square().sum())
         return 1 - left / float(residual.double().square().sum())
 
@@ -393,11 +405,11 @@ class _CodeStage:
         numbers = _in_parts(lambda s: model.code_reader(s)[1], held.seen)
         parts, weights = model.modes_of(numbers)
         active = float(self.state.active)
-        self.state.answer.copy_(solve_budget(parts.chunk(3, -1)[2], weights, active))
+        self.state.answer.copy_(self._solve(parts.chunk(3, -1)[2], weights, active))
         every = torch.arange(len(held.seen)).split(256)
         own = torch.cat([model.own_numbers(held.residual[r], held.seen[r]) for r in every])
         gates = own.chunk(3, -1)[2].unsqueeze(1)
-        self.state.own.copy_(solve_budget(gates, torch.zeros_like(gates[:, :, 0]), active))
+        self.state.own.copy_(self._solve(gates, torch.zeros_like(gates[:, :, 0]), active))
 
 
 def find_knee(counts: Sequence[float], scores: Sequence[float]) -> float:
@@ -415,7 +427,11 @@ def find_knee(counts: Sequence[float], scores: Sequence[float]) -> float:
 
 
 class _GrainStage:
-    """Trains the width of the grain for each entry by the fair CRPS of answers."""
+    """Trains the width of the grain for each entry: what the residual's own code does not explain.
+
+    By the fair CRPS, which outliers do not rule. Trained on answers instead, where factors are
+    drawn from the code of y, the grain would take over what factors say.
+    """
 
     def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
         self.model, self.doubt, self.held = model, doubt, held
@@ -423,21 +439,37 @@ class _GrainStage:
     def loss(
         self, rows: Tensor, generator: Generator, _: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the CRPS of two answers, in units of the residual."""
-        model, seen = self.model, self.doubt.seen[rows]
+        """Return the CRPS of residuals, given their own codes."""
+        return self._crps(self.doubt, rows, generator), {}
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Widen the grain as a whole until held-out answers score best, never narrow it.
+
+        The code of a y that was not trained on is less sure of itself than it was in training.
+        """
+        width = _in_parts(self.model.grain, self.held.seen)
+        scores = [held_crps(self.model, self.held, wider * width) for wider in WIDTHS]
+        self.model.thresholds.log_width += math.log(WIDTHS[scores.index(min(scores))])
+
+    def _crps(self, doubt: Doubt, rows: Tensor, generator: Generator) -> Tensor:
+        """Return the CRPS of two samples of the residuals' own codes with grain, a scalar."""
+        model, seen = self.model, doubt.seen[rows]
         with torch.no_grad():
             p = model.read_code(model.code_reader(seen)[1])
-            centre = model.x_decoder(p.mean)
-            drawn = [model.x_decoder(p.rsample(generator)) - centre for _ in range(2)]
-        width = model.grain(seen)
-        return fair_crps(drawn, width, self.doubt.residual[rows], generator), {}
+            q = model.encode(doubt.residual[rows], seen)
+            centre = model.centre(p)
+            drawn = [model.x_decoder(q.rsample(generator)) - centre for _ in range(2)]
+        return fair_crps(drawn, model.grain(seen), doubt.residual[rows], generator)
 
     @torch.no_grad()
     def score(self, _: float) -> dict[str, float]:
-        """Return the CRPS of answers to held-out pairs."""
-        return {
-            "score": held_crps(self.model, self.held, _in_parts(self.model.grain, self.held.seen))
-        }
+        """Return the CRPS of what their own codes say of held-out residuals."""
+        held, total = self.held, 0.0
+        generator = Generator(held.seen.device).manual_seed(0)
+        for rows in torch.arange(len(held.seen)).split(256):
+            total += float(self._crps(held, rows, generator)) * len(rows)
+        return {"score": total / len(held.seen)}
 
 
 def fair_crps(
@@ -458,7 +490,7 @@ def held_crps(model: AnchoredModel, held: Doubt, width: Tensor, samples: int = 8
     generator, total = Generator(width.device).manual_seed(0), 0.0
     for rows in torch.arange(len(width)).split(256):
         p = model.read_code(model.code_reader(held.seen[rows])[1])
-        centre = model.x_decoder(p.mean)
+        centre = model.centre(p)
         drawn = torch.stack(
             [model.x_decoder(p.rsample(generator)) - centre for _ in range(samples)]
         )
@@ -475,7 +507,8 @@ class AnchoredTraining:
 
     Arguments:
         train: Pairs to train on.
-        held: Pairs that nothing is fitted to: they choose epochs and the number of factors.
+        held: Pairs that no weight is fitted to: they choose epochs, the number of factors, the
+            threshold of gates and the overall width of the grain.
         config: The settings.
         groups: The group of each training pair, numbered from 0 on, with shape (N,).
         first: First guesses of the training and of the held-out unknowns.
@@ -527,6 +560,7 @@ class AnchoredTraining:
                 folder=self._folder("grain"),
             )  # fmt: skip
             self._run(stage, "grain", show)
+            grain.settle()
         return model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
     def _anchor(self, model: AnchoredModel, data: Prepared, show: bool) -> Doubt:
@@ -560,7 +594,8 @@ class AnchoredTraining:
             guess = None if guesses is None else model.x_scale(guesses[rows].to(self.device))
             answer, part = model.answer(y, guess)
             seen.append(part)
-            residual.append(model.x_normaliser(x - model.x_scale.inverse(answer)))
+            left = model.x_scale(x) - answer
+            residual.append(left * model.x_scale.std / model.x_normaliser.std)
         return Doubt(torch.cat(seen), torch.cat(residual))
 
     def _settings(self, epochs: int, **how: Any) -> TrainingConfig:
