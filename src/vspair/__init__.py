@@ -1,12 +1,15 @@
 """Variational sparse paired autoencoders for inverse problems and uncertainty quantification.
 
-A code is a distribution; a paired autoencoder is two autoencoders and a map between their codes.
+A code is a distribution. In the anchored model, the default, an anchor answers and a code
+describes what it leaves in doubt; a paired autoencoder is two autoencoders and a map between their
+codes.
 
-    model = vspair.fit(x, y, active=40)
+    model = vspair.fit(x, y)
+    model.verdict    # what it is worth on held-out pairs
     post = model.posterior(y_new)
     post.mean(), post.std(), post.interval(0.9), post.sample(50)
     post.factors(5)  # which factors the doubt comes from
-    post.split()     # structural and parametric variance
+    post.split()     # structural and parametric variance, and grain
 """
 
 from vspair.codes import Code as Code

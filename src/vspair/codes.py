@@ -1,7 +1,7 @@
 r"""Codes: the distributions over latent vectors that encoders and latent maps return.
 
-A code is a factorised distribution over :math:`z \in \mathbb{R}^\ell`, held as a frozen
-dataclass of parameter tensors with shape :math:`(*, \ell)`. There are three families:
+A code is a distribution over :math:`z \in \mathbb{R}^\ell`, held as a frozen dataclass of
+parameter tensors with shape :math:`(*, \ell)`. Three families are factorised:
 
 - :class:`Point`, a deterministic vector;
 - :class:`Normal`, :math:`\mathcal{N}(\mu, \sigma^2)`;

@@ -1,6 +1,6 @@
 """Frozen configurations and their strict reading from TOML.
 
-A run is described by one :class:`Config` of three sections. Keys that do not exist, values of
+A run is described by one :class:`Config` of four sections. Keys that do not exist, values of
 the wrong type and numbers out of range are errors that name the nearest right one.
 """
 
@@ -47,7 +47,8 @@ class ModelConfig:
     """Which model, and how large.
 
     Arguments:
-        kind: The model: PAIR, vPAIR, sVAE or vsPAIR.
+        kind: The model: PAIR, vPAIR, sVAE, vsPAIR, or ``anchored``, which has sizes of its own in
+            :class:`AnchoredConfig`.
         x_size: The number of latent dimensions of the unknown.
         y_size: The number of latent dimensions of the observation (unused by sVAE).
         x_network: The encoder and decoder of the unknown.
@@ -205,8 +206,8 @@ class AnchoredConfig:
         width: The channels of the networks that read y.
         kinds: The kinds of factors at each place; of vectors, all factors.
         modes: How many weighted codes a y has; 0 chooses 8 for vectors and 1 elsewhere.
-        active: How many factors answers have on average; 0 chooses by the knee of the held-out
-            bound.
+        active: How many factors answers have on average; 0 chooses by the knee of what they
+            explain of held-out residuals.
         beta: The weight of the KL on the side of the residual's code.
         grain: Whether the width of the grain is ``predicted`` for each entry or ``constant``.
         spatial: Whether factors have places; dense codes for images where not.

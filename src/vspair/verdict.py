@@ -20,7 +20,11 @@ MOST_JUDGED = 1000
 
 @dataclass(frozen=True)
 class Verdict:
-    """Numbers on held-out pairs that nothing was fitted to.
+    """Numbers on held-out pairs.
+
+    No weight was fitted to them, and they had no part in the choice of the anchor. Epochs of code
+    and grain and the threshold of gates were chosen by them, so that coverage and factors are
+    flattered a little.
 
     Arguments:
         pairs: How many pairs were looked at.
@@ -115,7 +119,7 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
     Arguments:
         model: The trained model.
         train: The pairs that it was trained on, of which the mean is taken.
-        held: Pairs that nothing was fitted to.
+        held: Pairs that no weight was fitted to.
         first: First guesses of the held-out unknowns, where the model needs them.
     """
     x, y = held.x[:MOST_JUDGED], held.y[:MOST_JUDGED]
