@@ -270,7 +270,7 @@ class AnchoredModel(InverseModel):
 
     def centre(self, code: SpikeSlab | Mixture) -> Tensor | float:
         """Return what the anchor has of the factors in it already: what their mean decodes to."""
-        return self.x_decoder(code.mean) if self.centred else 0.0  # type: ignore[no-any-return]
+        return self.x_decoder(code.mean) if self.centred else 0.0
 
     # -- answers -------------------------------------------------------------------------------
 
