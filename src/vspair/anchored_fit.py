@@ -133,6 +133,11 @@ class AnchoredFit:
     ) -> None:
         """Set training and held-out pairs, whole groups of them."""
         if given is not None:
+            if given.shapes != pairs.shapes:
+                raise VspairError(
+                    f"held: x and y have shapes {given.shapes}: expected {pairs.shapes}, those of "
+                    "the pairs to train on."
+                )
             self.train, self.held, self.first = pairs, given, None
             if first is not None:
                 guesses = self.call(given.y) if self.call is not None else (*held_first, None)[0]
