@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "nan.npy", broken)
     vspair(
         "fit", "--x", folder / "x.npy", "--y", folder / "y.npy", "--out", folder / "run",
-        "--epochs", 1, "--active", 2, "--quiet",
+        "--preset", "calibrated", "--epochs", 1, "--active", 2, "--quiet",
     )  # fmt: skip
     return folder
 
@@ -174,7 +174,7 @@ def test_a_smoke_test_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 def test_a_stopped_fit_says_how_to_continue(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["fit", "--x", files / "x.npy", "--y", files / "y.npy", "--out", out]
-    start = [*PROGRAM, *map(str, words), "--epochs", "300", "--quiet"]
+    start = [*PROGRAM, *map(str, words), "--preset", "calibrated", "--epochs", "300", "--quiet"]
     with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
         while len(read_metrics(out / "metrics.jsonl")) < 3 and time.monotonic() < until:
