@@ -1,5 +1,7 @@
 """Ridge paths against the closed form, folds, and answers that are out of fold."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -53,13 +55,12 @@ def test_the_randomised_form_is_the_closed_form_where_the_subspace_holds_all(
 ) -> None:
     x, y = _pairs(50, 30)
     _, new = _pairs(20, 30, seed=1)
-    used = []
-    plain = ridges._randomised
-    monkeypatch.setattr(ridges, "_randomised", lambda *given: used.append(1) or plain(*given))
+    used = Mock(wraps=ridges._randomised)
+    monkeypatch.setattr(ridges, "_randomised", used)
     monkeypatch.setattr(ridges, "LARGEST", 20)
     monkeypatch.setattr(ridges, "RANK", 30)
     found = RidgePath.fit(x, y, PENALTIES)(new.float())
-    assert used
+    used.assert_called_once()
     torch.testing.assert_close(found.double(), _closed_path(x, y, new), rtol=1e-3, atol=3e-3)
 
 

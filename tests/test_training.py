@@ -532,4 +532,4 @@ def test_held_out_pairs_can_be_given(tmp_path: Path) -> None:
         vspair.fit(x, y, held=(x[:3], y[:4]), progress=False)
     for preset in ("calibrated", "anchored"):
         with pytest.raises(VspairError, match=r"held: x and y have shapes .*expected"):
-            vspair.fit(x, y, held=(y, x), preset=preset, progress=False)  # type: ignore[arg-type]
+            vspair.fit(x, y, held=(y, x), preset=preset, progress=False)
