@@ -281,6 +281,10 @@ class SpikeSlab(Factorised):
         hedging = (self.omega > 0.05) & (self.omega < 0.5)
         return self.omega.sum(-1), (self.omega * hedging).sum(-1)
 
+    def count_present(self) -> Tensor:
+        """Return how many factors are more likely present than not, with shape (*,)."""
+        return (self.omega > 0.5).to(self.omega.dtype).sum(-1)
+
     def kl_slab(self) -> Tensor:
         r"""Return the slab's part of the KL to the prior, eq. (9), with shape (*, l)."""
         # Not omega * slab.kl_standard(): a variance that overflows times 0 is not a number.
@@ -349,6 +353,10 @@ class Mixture(Code):
         """Return what :meth:`SpikeSlab.counts` does, on average over modes, with shape (B,)."""
         weights, parts = self.log_weights.exp(), self.modes.counts()
         return (weights * parts[0]).sum(1), (weights * parts[1]).sum(1)
+
+    def count_present(self) -> Tensor:
+        """Return what :meth:`SpikeSlab.count_present` does, on average over modes, (B,)."""
+        return (self.log_weights.exp() * self.modes.count_present()).sum(1)
 
     def choose(self, generator: Generator | None = None) -> SpikeSlab:
         """Return one mode for each observation, by chance, with parameters of shape (B, l)."""

@@ -91,8 +91,8 @@ def _region_scores(samples: Tensor, mean: Tensor, x: Tensor, region: Tensor) -> 
 def _code_scores(post: LatentPosterior, x: Tensor, generator: Generator) -> dict[str, Tensor]:
     """Return the error of the decoded mean code, and how many factors are present."""
     found = {"mse_code": _entries_mean((post.decode(post.code.mean) - x).square())}
-    if post.gates is not None:
-        found["active"] = (post.gates.omega > 0.5).double().sum(1)
+    if isinstance(post.code, SpikeSlab | Mixture):
+        found["active"] = post.code.count_present().double()
         found["nnz"] = (post.code.rsample(generator) != 0).double().sum(1)
     return found
 

@@ -63,7 +63,7 @@ _GENERAL = {
 }
 
 _CODES = {
-    "active": Metric("factors", "number of factors with omega > 1/2"),
+    "active": Metric("factors", "number of factors with omega > 1/2, over modes"),
     "ever_active": Metric("factors", "number of factors with omega > 1/2 for some observation"),
     "active_share": Metric("", "nnz over the number of factors"),
     "present": Metric("factors", "sum of omega: the expected number of factors, over modes"),
