@@ -234,7 +234,8 @@ class _Networks:
         net = self.model.networks[k]
         rows = (self.data.fold != k).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=Generator().manual_seed(k))
-        judged, rows = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
+        tenth = max(1, len(rows) // 10)
+        judged, rows = rows[order[:tenth]], rows[order[tenth:]]
 
         def loss(batch: Tensor, _: Generator, __: float) -> tuple[Tensor, dict[str, Tensor]]:
             error = net(self.data.features[batch])[0] - self.target[batch]
