@@ -125,7 +125,7 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
     mean = {name: float(values.mean()) for name, values in found.items()}
 
     def error(answer: Tensor | None) -> float | None:
-        return None if answer is None else float((answer - x).double().square().mean())
+        return None if answer is None else float((answer.to(x) - x).double().square().mean())
 
     return Verdict(
         pairs=len(x),

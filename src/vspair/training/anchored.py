@@ -512,7 +512,7 @@ class AnchoredTraining:
         doubt = self._anchor(model, data, show)
         held = self._held(model)
         code = _CodeStage(model, doubt, held)
-        every = torch.arange(len(doubt.residual))
+        every = torch.arange(len(doubt.residual), device=self.device)
         how = {"learning_rate": 2e-3, "clip": 300.0 / doubt.residual[0].numel()}
         stage = Stage(
             code.parts, code.loss, code.score, every, self._settings(self.epochs, **how),
@@ -548,6 +548,7 @@ class AnchoredTraining:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.training.seed)
             model.leave_out_networks()
+        model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Doubt(data.features, data.residual)
 
     @torch.no_grad()
