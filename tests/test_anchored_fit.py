@@ -359,6 +359,20 @@ def test_a_copy_of_a_folder_can_be_continued(
     assert _same(model, _fit(x, y, out=tmp_path / "copy", resume=True, **QUIET))
 
 
+def test_a_finished_run_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = _vectors()
+    model = _fit(x, y, anchor="ridge", out=tmp_path / "run", **SHORT)
+    monkeypatch.setattr("vspair.anchored_fit.AnchoredTraining", None)
+    again = _fit(x, y, out=tmp_path / "run", resume=True, **QUIET)
+    assert _same(model, again)
+    assert again.verdict == model.verdict
+    for change in ({"anchor": "none"}, {"minutes": 3}, {"epochs": 3}, {"active": 1}):
+        with pytest.raises(VspairError, match="keeps its configuration: leave out"):
+            _fit(x, y, out=tmp_path / "run", resume=True, **change, **QUIET)
+
+
 def test_other_pairs_groups_or_guesses_do_not_continue_a_run(tmp_path: Path) -> None:
     x, y = _vectors()
     _fit(x, y, first=x + 1, out=tmp_path / "run", anchor="ridge", **SHORT)

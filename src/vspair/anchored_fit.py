@@ -174,6 +174,8 @@ class AnchoredFit:
                 run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
         else:
             self._expect_same(run)
+            if (ended := self._ended(run, device)) is not None:
+                return ended
         say: Callable[[str], None] = _print if progress else (lambda _: None)
         training = AnchoredTraining(
             self.train, self.held, self.config, groups=self.groups, first=self.first,
@@ -186,6 +188,17 @@ class AnchoredFit:
             run.save_weights(model, self.config.training.epochs)
             run.save_verdict(model.verdict.as_dict())
             shutil.rmtree(run.path / "stages", ignore_errors=True)
+        return model
+
+    def _ended(self, run: Run, device: torch.device) -> AnchoredModel | None:
+        """Return the model of a run that has ended: its stages are gone, nothing is left to do."""
+        kept = run.verdict()
+        if kept is None:
+            return None
+        model = run.load(device)
+        assert isinstance(model, AnchoredModel)
+        model.first = self.call
+        model.verdict = Verdict(**{"mse_y": None, "mse_first": None, **kept})
         return model
 
     def _set_epochs(self, minutes: float | None, given: bool) -> None:

@@ -166,7 +166,9 @@ def fit(
     pairs = Pairs.of(x, y)
     given = None if held is None else Pairs.of(*held[:2], vary=False, prefix="held ")
     if resume:
-        run = _run_to_resume(out, changed=bool(changes or config or active or preset))
+        other = isinstance(anchor, str) and anchor != "auto"
+        changed = bool(changes or config or active or preset or other or minutes is not None)
+        run = _run_to_resume(out, changed)
         config = run.config
     else:
         run = None
