@@ -168,6 +168,8 @@ def test_guesses_and_a_function_that_makes_them_are_the_same() -> None:
     assert torch.equal(*(p.sample(3, Generator().manual_seed(0)) for p in (one, other)))
     single = given.posterior(y[0], first=guess(y[:1])[0])
     torch.testing.assert_close(single.mean(), one.mean()[0])
+    listed = given.posterior(y[0].tolist(), first=guess(y[:1])[0].tolist())
+    assert torch.equal(listed.mean(), single.mean())
     assert torch.equal(called.posterior(y[0]).mean(), single.mean())
 
 
