@@ -18,7 +18,7 @@ from vspair.anchored_fit import plan_epochs, suggest_kinds
 from vspair.codes import Mixture, SpikeSlab
 from vspair.errors import VspairError
 from vspair.posterior import LatentPosterior
-from vspair.runs import Run, describe
+from vspair.runs import Run, describe, read_tensors, write_tensors
 from vspair.training.anchored import tell_domain
 from vspair.training.interrupts import Interrupted
 from vspair.training.stage import Stage
@@ -296,6 +296,17 @@ def test_a_reloaded_model_answers_with_the_same_bits(
     assert isinstance(model.verdict, Verdict)
     numbers = {k: v for k, v in model.verdict.as_dict().items() if k != "lines"}
     assert Run(tmp_path / "run").verdict() == describe(tmp_path / "run")["verdict"] == numbers
+
+
+@pytest.mark.parametrize("made", [None, {"base": "ridge"}, [1], {"modes": -1}], ids=str)
+def test_weights_without_what_the_pairs_decided_are_explained(made: Any, tmp_path: Path) -> None:
+    x, y = _vectors()
+    _fit(x, y, anchor="ridge", out=tmp_path / "run", **SHORT)
+    path = tmp_path / "run" / "weights.safetensors"
+    tensors, _ = read_tensors(path)
+    write_tensors(path, tensors, {"epoch": 1, "made": made})
+    with pytest.raises(VspairError, match=r"weights\.safetensors does not say what the pairs"):
+        vspair.load(tmp_path / "run")
 
 
 STOPS = [("network-1", 1), ("code", 0), ("code", 1), ("grain", 1)]

@@ -142,12 +142,22 @@ class Run:
             with torch.random.fork_rng(devices=[]):
                 if c.model.kind != "anchored":
                     return build(c.model, c.data.x_shape, c.data.y_shape)
-                decided = from_dict(Made, made or {}, "made.")
+                decided = self._made(made)
                 return AnchoredModel(c.model, c.anchored, decided, c.data.x_shape, c.data.y_shape)
         except RuntimeError as error:
             path = self.path / "config.toml"
             reason = str(error).splitlines()[0]
             raise VspairError(f"{path} describes a model that cannot be made: {reason}") from None
+
+    def _made(self, made: Mapping[str, Any] | None) -> Made:
+        """Return what was decided by the pairs, or say that its file does not tell."""
+        try:
+            return from_dict(Made, made or {}, "made.")
+        except (TypeError, VspairError) as error:
+            raise VspairError(
+                f"{self.path / 'weights.safetensors'} does not say what the pairs decided: "
+                f"{error} It is damaged, or of another version of vspair: train again."
+            ) from None
 
     def save_weights(self, model: InverseModel, epoch: int) -> None:
         """Write the model's weights, and what was decided by the pairs."""
