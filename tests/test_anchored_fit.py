@@ -131,6 +131,11 @@ def test_the_verdict_is_of_the_held_out_pairs(
     )
     assert found.mse_y is None
     assert found.factors == model.n_factors == 64
+    code = model.posterior(y).code
+    assert isinstance(code, Mixture)
+    ever = {int(j) for j in (code.modes.omega > 0.5).nonzero()[:, 2]}
+    assert found.dead == 64 - len(ever)
+    assert len(ever) >= 5
 
 
 def test_residuals_of_few_pairs_are_as_large_as_those_of_fresh_ones() -> None:

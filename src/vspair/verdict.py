@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vspair.anchored import AnchoredModel
+from vspair.codes import Mixture, SpikeSlab
 from vspair.data import Pairs
 from vspair.evaluation import score_method
 
@@ -146,10 +147,10 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
 
 
 def found_omega(model: AnchoredModel, y: Tensor, first: Tensor | None) -> Tensor:
-    """Return the probability that each factor is present, with shape (B, l)."""
+    """Return the probability that each factor is present, in its likeliest mode, (B, l)."""
     parts = []
     for rows in torch.arange(len(y)).split(256):
-        gates = model.posterior(y[rows], first=None if first is None else first[rows]).gates
-        assert gates is not None
-        parts.append(gates.omega)
+        code = model.posterior(y[rows], first=None if first is None else first[rows]).code
+        assert isinstance(code, SpikeSlab | Mixture)
+        parts.append(code.modes.omega.amax(1) if isinstance(code, Mixture) else code.omega)
     return torch.cat(parts)
