@@ -444,6 +444,8 @@ def test_there_are_four_factors_for_each_one_asked_for() -> None:
         ({"minutes": -2}, "minutes = -2: expected a number above 0"),
         ({"minutes": math.nan}, "minutes = nan: expected a number above 0"),
         ({"minutes": 1, "epochs": 3}, "minutes and epochs both say how long.*give one"),
+        ({"learning_rate": 1e-4}, "learning_rate was given, but .*expected epochs.*Leave it out"),
+        ({"augment": "shift"}, "augment was given, but the stages of the anchored model"),
         ({"anchor": "Ridge"}, r"anchored\.anchor = 'Ridge'.*'ridge'"),
         *(
             (

@@ -33,6 +33,9 @@ MINUTES = 5.0
 EPOCHS = (3, 40)
 """The fewest and the most passes over the pairs."""
 
+KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds", "precision")
+"""Keys of the training section that stages read; all others they set themselves."""
+
 LEAST_PAIRS = 20
 """Fewer pairs cannot be divided into folds and held-out pairs."""
 
@@ -168,6 +171,11 @@ class AnchoredFit:
         progress: bool,
     ) -> AnchoredModel:
         """Train, judge and save."""
+        if other := [key for key in changes if key not in KEYS]:
+            raise VspairError(
+                f"{other[0]} was given, but the stages of the anchored model set it themselves: "
+                f"expected {', '.join(KEYS)}. Leave it out, or use preset = 'calibrated'."
+            )
         if run is None:
             self._set_epochs(minutes, "epochs" in changes)
             if out is not None:

@@ -147,7 +147,7 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
 
 
 def found_omega(model: AnchoredModel, y: Tensor, first: Tensor | None) -> Tensor:
-    """Return the probability that each factor is present, in its likeliest mode, (B, l)."""
+    """Return the probability that each factor is present, in the mode that has it most, (B, l)."""
     parts = []
     for rows in torch.arange(len(y)).split(256):
         code = model.posterior(y[rows], first=None if first is None else first[rows]).code
