@@ -300,7 +300,13 @@ def test_a_reloaded_model_answers_with_the_same_bits(
     assert torch.equal(*(p.sample(3, Generator().manual_seed(0)) for p in posts))
     assert isinstance(model.verdict, Verdict)
     numbers = {k: v for k, v in model.verdict.as_dict().items() if k != "lines"}
-    assert Run(tmp_path / "run").verdict() == describe(tmp_path / "run")["verdict"] == numbers
+    found = describe(tmp_path / "run")
+    assert Run(tmp_path / "run").verdict() == found["verdict"] == numbers
+    assert found["model"]["factors"] == model.n_factors
+    assert found["model"]["x is"] == model.made.domain
+    assert not {"x_size", "rho", "decoder noise"} & set(found["model"])
+    assert found["training"]["active asked for"] == 2
+    assert found["training"]["epochs"] == "2 in each stage, 14 in all"
 
 
 @pytest.mark.parametrize("made", [None, {"base": "ridge"}, [1], {"modes": -1}], ids=str)
