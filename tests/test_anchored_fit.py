@@ -16,10 +16,11 @@ from vspair import config as configs
 from vspair.anchored import AnchoredModel
 from vspair.anchored_fit import plan_epochs, suggest_kinds
 from vspair.codes import Mixture, SpikeSlab
+from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.posterior import LatentPosterior
 from vspair.runs import Run, describe, read_tensors, write_tensors
-from vspair.training.anchored import tell_domain
+from vspair.training.anchored import AnchoredTraining, _Networks, prepare, tell_domain
 from vspair.training.interrupts import Interrupted
 from vspair.training.stage import Stage
 from vspair.verdict import Verdict
@@ -101,10 +102,13 @@ def test_a_linear_gaussian_problem_is_answered_almost_exactly(
 def test_the_number_of_factors_is_a_promise(
     linear: tuple[Linear, AnchoredModel, tuple[Tensor, Tensor]],
 ) -> None:
-    _, model, (_, y) = linear
-    code = model.posterior(y).code
+    problem, model, (_, y) = linear
+    code, fresh = (model.posterior(v).code for v in (y, problem.pairs(1000, 1)[1]))
     assert isinstance(code, SpikeSlab | Mixture)
-    assert abs(float(code.count_present().mean()) - 5) < 0.25
+    assert isinstance(fresh, SpikeSlab | Mixture)
+    # Held-out pairs set the threshold: what is missing is less than one gate of 200 answers.
+    assert abs(float(code.count_present().mean()) - 5) < 1 / 200 + 1e-4
+    assert abs(float(fresh.count_present().mean()) - 5) < 0.25
     present, hedged = code.counts()
     assert abs(float(present.mean()) - 5) < 1
     assert float(hedged.sum() / present.sum()) < 0.15
@@ -154,6 +158,33 @@ def test_residuals_of_few_pairs_are_as_large_as_those_of_fresh_ones() -> None:
         covered[honest] = vspair.evaluate(model, x[80:], y[80:])["coverage_90"]
     assert covered[True] > 0.82
     assert covered[False] < covered[True] - 0.1
+
+
+def test_networks_answer_pairs_that_they_have_not_seen() -> None:
+    """Residuals of the code are as large as those of fresh pairs, and not of the networks' own."""
+    g = Generator().manual_seed(0)
+    y = torch.randn(620, 20, generator=g)
+    x = y[:, :2].abs() + 0.5 * torch.randn(620, 2, generator=g)
+    train, held = Pairs(x[:120], y[:120]), Pairs(x[120:], y[120:])
+    changes = {"anchored": {"anchor": "network", "kinds": 8, "width": 8}}
+    c = configs.override(
+        configs.preset("anchored"), {**changes, "training": {"epochs": 40, "batch_size": 32}}
+    )
+    groups = torch.arange(120)
+    model, data = prepare(train, None, groups, c, lambda _: None)
+    training = AnchoredTraining(train, held, c, groups=groups)
+    doubt = training._anchor(model, data, False)
+    with torch.no_grad():
+        for k, network in enumerate(model.networks):
+            rows = data.fold == k
+            expected = data.residual[rows] - network(data.features[rows])[0]
+            torch.testing.assert_close(doubt.residual[rows], expected)
+            judged = _Networks(model, data, c.training).stage(k, None).rows
+            assert not rows[judged].any()
+        inside = data.residual - model.correction(data.features)
+    fresh = float(training._held(model).residual.square().mean())
+    assert float(inside.square().mean()) < 0.8 * fresh
+    assert 0.85 * fresh < float(doubt.residual.square().mean()) < 1.5 * fresh
 
 
 # -- first guesses ------------------------------------------------------------------------------
