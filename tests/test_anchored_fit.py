@@ -181,7 +181,9 @@ def test_networks_answer_pairs_that_they_have_not_seen() -> None:
             torch.testing.assert_close(doubt.residual[rows], expected)
             judged = _Networks(model, data, c.training).stage(k, None).rows
             assert not rows[judged].any()
-        inside = data.residual - model.correction(data.features)
+        correction = model.correction(data.features)
+    assert correction is not None
+    inside = data.residual - correction
     fresh = float(training._held(model).residual.square().mean())
     assert float(inside.square().mean()) < 0.8 * fresh
     assert 0.85 * fresh < float(doubt.residual.square().mean()) < 1.5 * fresh
