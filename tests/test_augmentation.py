@@ -87,8 +87,9 @@ def test_shifts_move_pairs_together_and_anew_in_every_step(
 
 
 def test_shifts_of_what_cannot_be_moved_are_refused() -> None:
+    x, y = torch.randn(40, 3), torch.randn(40, 2)
     with pytest.raises(VspairError, match="augment = 'shift'"):
-        vspair.fit(torch.randn(40, 3), torch.randn(40, 2), augment="shift", progress=False)
+        vspair.fit(x, y, preset="calibrated", augment="shift", progress=False)
     x, y, c = _images(normalise="feature")
     with pytest.raises(VspairError, match="feature"):
         vspair.fit(x, y, config=c, progress=False)

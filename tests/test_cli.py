@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "nan.npy", broken)
     vspair(
         "fit", "--x", folder / "x.npy", "--y", folder / "y.npy", "--out", folder / "run",
-        "--epochs", 1, "--active", 2, "--quiet",
+        "--preset", "calibrated", "--epochs", 1, "--active", 2, "--quiet",
     )  # fmt: skip
     return folder
 
@@ -174,7 +174,7 @@ def test_a_smoke_test_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 def test_a_stopped_fit_says_how_to_continue(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["fit", "--x", files / "x.npy", "--y", files / "y.npy", "--out", out]
-    start = [*PROGRAM, *map(str, words), "--epochs", "300", "--quiet"]
+    start = [*PROGRAM, *map(str, words), "--preset", "calibrated", "--epochs", "300", "--quiet"]
     with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 60
         while len(read_metrics(out / "metrics.jsonl")) < 3 and time.monotonic() < until:
@@ -218,3 +218,84 @@ def test_import_is_light() -> None:
     )
     loaded = set(eval(done.stdout))
     assert not loaded & {"matplotlib", "rich", "typer", "jinja2", "h5py", "scipy", "pydantic"}
+
+
+# -- the anchored model -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def anchored(files: Path) -> tuple[Path, str]:
+    """A folder with a run of first guesses, and what was said of it."""
+    np.save(files / "first.npy", np.load(files / "x.npy") + 0.1)
+    np.save(files / "groups.npy", np.arange(64) // 2)
+    shown = vspair(
+        "fit", "--x", files / "x.npy", "--y", files / "y.npy", "--first", files / "first.npy",
+        "--groups", files / "groups.npy", "--out", files / "anchored", "--epochs", 1,
+        "--active", 2, "--quiet",
+    )  # fmt: skip
+    return files, shown
+
+
+def test_a_quiet_fit_says_the_verdict_and_how_to_ask(anchored: tuple[Path, str]) -> None:
+    files, shown = anchored
+    lines = shown.splitlines()
+    kept = json.loads((files / "anchored" / "verdict.json").read_text())
+    assert lines[:3] == kept["lines"]
+    assert [line.partition(":")[0] for line in lines[:3]] == ["Error", "Intervals", "Factors"]
+    assert "the first guesses 0.01" in lines[0]
+    assert len(lines) == 4
+    assert f"vspair invert {files / 'anchored'} Y.npy --first FIRST.npy" in lines[3]
+
+
+def test_a_run_of_first_guesses_is_asked_with_them(
+    anchored: tuple[Path, str], tmp_path: Path
+) -> None:
+    files, _ = anchored
+    run, out, first = files / "anchored", tmp_path / "p.npz", ["--first", files / "first.npy"]
+    vspair("invert", run, files / "y.npy", *first, "--samples", 7, "--out", out)
+    answer, model = np.load(out), package.load(run)
+    x, y, guesses = (np.load(files / f"{name}.npy") for name in ("x", "y", "first"))
+    post = model.posterior(y, first=guesses)  # type: ignore[call-arg]
+    assert np.array_equal(answer["mean"], post.mean().numpy())
+    assert answer["samples"].shape == (7, 64, 2)
+    assert answer["omega"].shape == (64, 64)
+    scores = tmp_path / "s.json"
+    pairs = ["--x", files / "x.npy", "--y", files / "y.npy"]
+    shown = vspair("evaluate", run, *pairs, *first, "--out", scores)
+    assert "share_in_factors" in shown
+    error = float(((answer["mean"] - x) ** 2).mean())
+    assert json.loads(scores.read_text())["mse_mean"] == pytest.approx(error, rel=1e-4)
+    for command in (["invert", run, files / "y.npy", "--out", tmp_path / "q.npz"],
+                    ["evaluate", run, *pairs]):  # fmt: skip
+        assert "--first FILE" in vspair(*command, code=2)
+    assert not (tmp_path / "q.npz").exists()
+
+
+def test_info_shows_the_verdict(anchored: tuple[Path, str]) -> None:
+    files, _ = anchored
+    shown = vspair("info", files / "anchored")
+    kept = json.loads((files / "anchored" / "verdict.json").read_text())
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    after = rows[rows.index("verdict") :]
+    for name in ("mse", "mse_first", "coverage", "active"):
+        assert f"{name} {kept[name]:.5g}" in after
+    assert "first guesses with every y" in rows
+
+
+def test_a_stopped_anchored_fit_names_all_its_files(files: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "first.npy", np.load(files / "x.npy"))
+    out = tmp_path / "run"
+    words = ["fit", "--x", files / "x.npy", "--y", files / "y.npy", "--out", out]
+    guesses = ["--first", tmp_path / "first.npy"]
+    start = [*PROGRAM, *map(str, [*words, *guesses, "--epochs", 400, "--quiet"])]
+    with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as process:
+        until, log = time.monotonic() + 60, out / "stages" / "network-0" / "metrics.jsonl"
+        while len(read_metrics(log)) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130
+    command = " ".join(map(str, ["vspair", *words, "--resume", *guesses]))
+    assert shown == f"Stopped; what was reached is saved. Continue with: {command}\n"
+    assert "has no weights yet" in vspair("info", out, code=2)
+    assert (out / "stages" / "network-0" / "checkpoint.safetensors").exists()

@@ -100,7 +100,7 @@ def linear_posterior(columns: Tensor) -> LatentPosterior:
     with torch.no_grad():
         decoder.weight.zero_()
         decoder.weight[:, 3], decoder.weight[:, 1] = columns.T
-    model.x_decoder = decoder  # type: ignore[assignment]
+    model.x_decoder = decoder
     omega = torch.tensor([[0.1, 0.9, 0.2, 0.95, 0.0, 0.0, 0.0, 0.0]]).double()
     return LatentPosterior(model, SpikeSlab.of(torch.ones_like(omega), omega * 0, omega))
 
@@ -155,10 +155,10 @@ def test_theorem_1() -> None:
     assert by_parameters["variances"] > 0.2
 
 
-def test_the_defaults_are_those_of_fit(tmp_path: Path) -> None:
+def test_the_defaults_are_those_of_the_calibrated_preset(tmp_path: Path) -> None:
     job = Job("default", 3, FEW)
     how: dict[str, Any] = {"active": 2, "seed": 3, "epochs": 1, "out": tmp_path / "run"}
-    fit(job.pairs.x, job.pairs.y, progress=False, **how)
+    fit(job.pairs.x, job.pairs.y, preset="calibrated", progress=False, **how)
     assert Run(tmp_path / "run").config == job.config
 
 

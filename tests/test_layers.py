@@ -18,11 +18,15 @@ LAYERS = [
     {"factors"},
     {"posterior"},
     {"model"},
+    {"anchors"},
+    {"anchored"},
     {"objective"},
     {"runs"},
-    {"training"},
-    {"fitting"},
     {"evaluation"},
+    {"training"},
+    {"verdict"},
+    {"anchored_fit"},
+    {"fitting"},
     {"uncertainty"},
 ]
 """The core from the bottom up: each layer imports those below it and no other."""

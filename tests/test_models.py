@@ -100,7 +100,7 @@ def test_a_saved_model_answers_with_the_same_bits(
     kind: Kind, shape: str, make: Any, tmp_path: Path
 ) -> None:
     model, _, y = make(kind, shape)
-    run = runs.Run.create(tmp_path / "run", configured(kind), model)
+    run = runs.Run.create(tmp_path / "run", configured(kind), (model.x_shape, model.y_shape))
     run.save_weights(model, 0)
     again = runs.load(tmp_path / "run").to(y.device, y.dtype)
     first, second = (

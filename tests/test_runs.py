@@ -17,7 +17,7 @@ from vspair.runs import Run
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x, y = GaussianProblem.random(0).pairs(32, 2, seed=1)
     path = tmp_path_factory.mktemp("runs") / "run"
-    vspair.fit(x, y, active=2, epochs=1, out=path, progress=False)
+    vspair.fit(x, y, preset="calibrated", active=2, epochs=1, out=path, progress=False)
     return path
 
 

@@ -338,7 +338,10 @@ def program(
         ("--set objective.beta0=1 --trials 3", "--trials 3 without --search: a grid"),
         ("--set foo", "'foo': there is no =; expected KEY=VALUE"),
         ("--set objective.beta0=1..2", "not a range"),
-        ("--set objective.beta0=1 --preset foo", "'foo': expected one of paper, calibrated, ct-"),
+        (
+            "--set objective.beta0=1 --preset foo",
+            "'foo': expected one of anchored, calibrated, paper, ct-",
+        ),
         ("--set objective.beta0=1 --preset ../configs/demo", "heat-paper, mnist-calibrated"),
         (
             "--set objective.beta0=1 --preset paper --config c.toml",

@@ -313,11 +313,11 @@ def test_the_default_learns_and_is_sparse() -> None:
     assert 2 <= float(post.active().double().sum(-1).mean()) < 12
 
 
-def test_the_default_posterior_is_near_the_exact_one() -> None:
-    """What a user gets who says nothing but the number of factors."""
+def test_the_calibrated_posterior_is_near_the_exact_one() -> None:
+    """What a user gets who says nothing but the preset and the number of factors."""
     problem = GaussianProblem.random(100)
     x, y = problem.pairs(1024, 4, seed=1)
-    model = vspair.fit(x, y, active=2, progress=False)
+    model = vspair.fit(x, y, preset="calibrated", active=2, progress=False)
     unseen = problem.observe(100, torch.Generator().manual_seed(2))
     post = model.posterior(unseen.float())
     samples = post.sample(2000, torch.Generator().manual_seed(3)).double()
@@ -393,7 +393,7 @@ def test_misuse_is_explained(tmp_path: Path) -> None:
     with pytest.raises(VspairError, match="only x_size = 64"):
         vspair.fit(x, y, config=configs.preset("calibrated", 65), progress=False)
     for wrong in ({"config": config()}, {"preset": "paper"}):
-        with pytest.raises(VspairError, match="active = 3 steers the calibrated preset"):
+        with pytest.raises(VspairError, match="active = 3 steers the presets anchored and calib"):
             vspair.fit(x, y, active=3, progress=False, **wrong)
     plain = configs.override(configs.preset("calibrated", 3), {"model": {"kind": "vPAIR"}})
     with pytest.raises(VspairError, match="vPAIR has no gates"):
@@ -407,7 +407,7 @@ def test_misuse_is_explained(tmp_path: Path) -> None:
     with pytest.raises(VspairError, match="not a run folder"):
         vspair.fit(x, y, out=tmp_path / "none", resume=True, progress=False)
     with pytest.raises(VspairError, match="at least 2"):
-        vspair.fit(x[:1], y[:1], progress=False)
+        vspair.fit(x[:1], y[:1], preset="calibrated", progress=False)
     vspair.fit(x, y, config=config(epochs=1), out=tmp_path / "run", progress=False)
     with pytest.raises(VspairError, match="exists already"):
         vspair.fit(x, y, config=config(epochs=1), out=tmp_path / "run", progress=False)
@@ -416,7 +416,7 @@ def test_misuse_is_explained(tmp_path: Path) -> None:
     with pytest.raises(VspairError, match="not the pairs"):
         vspair.fit(2 * x, y, out=tmp_path / "run", resume=True, progress=False)
     with pytest.raises(VspairError, match="at least 2"):
-        vspair.fit(x[:1], y[:1], out=tmp_path / "one", progress=False)
+        vspair.fit(x[:1], y[:1], preset="calibrated", out=tmp_path / "one", progress=False)
     assert not (tmp_path / "one").exists()
     with pytest.raises(VspairError, match="Give the pairs"):
         vspair.fit(x[:, :1], y, out=tmp_path / "run", resume=True, progress=False)
@@ -530,5 +530,6 @@ def test_held_out_pairs_can_be_given(tmp_path: Path) -> None:
         vspair.fit(train.x, train.y, out=out, resume=True, progress=False, held=(x[:4], y[:4]))
     with pytest.raises(VspairError, match="held x has 3 entries and held y has 4"):
         vspair.fit(x, y, held=(x[:3], y[:4]), progress=False)
-    with pytest.raises(VspairError, match=r"held: x and y have shapes .*expected"):
-        vspair.fit(x, y, held=(y, x), progress=False)
+    for preset in ("calibrated", "anchored"):
+        with pytest.raises(VspairError, match=r"held: x and y have shapes .*expected"):
+            vspair.fit(x, y, held=(y, x), preset=preset, progress=False)

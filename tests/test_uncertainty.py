@@ -314,7 +314,7 @@ def test_only_what_moves_is_decoded_and_any_decoder_works() -> None:
     region, z = random_region(post), post.code.rsample(seeded())
     expected = u.localisation(post, region, base=z)
     counting = Counting(post.model.x_decoder)
-    post.model.x_decoder = counting  # type: ignore[assignment]
+    post.model.x_decoder = counting
     result = u.localisation(post, region, base=z)
     assert counting.rows == BATCH + int((z != 0).sum())
     close(result.inside, expected.inside, 1e-5)
@@ -360,7 +360,7 @@ def blocks(z: list[list[float]]) -> LatentPosterior:
     """Return a posterior over 2 x 6 images, in units in which the decoder's are doubled."""
     config = ModelConfig("PAIR", 4, 2, NetworkConfig("mlp"), NetworkConfig("mlp"))
     model = build(config, (2, 6), (2,))
-    model.x_decoder = Blocks()  # type: ignore[assignment]
+    model.x_decoder = Blocks()
     model.x_normaliser.std.fill_(2.0)
     return LatentPosterior(model, Point(torch.tensor(z)))
 

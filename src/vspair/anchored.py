@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vspair.anchors import RidgePath
 from vspair.codes import Code, Family, Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
-from vspair.data import Normaliser, as_data
+from vspair.data import Normaliser, as_array, as_data
 from vspair.errors import VspairError
 from vspair.model import InverseModel, Shape
 from vspair.networks import evaluating
@@ -334,7 +334,7 @@ class AnchoredModel(InverseModel):
         """
         y, single = self._batch(y, "y", self.y_shape, "observations")
         if single and first is not None:
-            first = first[None]
+            first = as_array(first, "first")[None]
         with evaluating(self), torch.no_grad():
             guess = self._guess(y, first)
             answer, code, grain = self.read(self.y_normaliser(y), guess)

@@ -33,6 +33,9 @@ MINUTES = 5.0
 EPOCHS = (3, 40)
 """The fewest and the most passes over the pairs."""
 
+KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds", "precision")
+"""Keys of the training section that stages read; all others they set themselves."""
+
 LEAST_PAIRS = 20
 """Fewer pairs cannot be divided into folds and held-out pairs."""
 
@@ -133,6 +136,11 @@ class AnchoredFit:
     ) -> None:
         """Set training and held-out pairs, whole groups of them."""
         if given is not None:
+            if given.shapes != pairs.shapes:
+                raise VspairError(
+                    f"held: x and y have shapes {given.shapes}: expected {pairs.shapes}, those of "
+                    "the pairs to train on."
+                )
             self.train, self.held, self.first = pairs, given, None
             if first is not None:
                 guesses = self.call(given.y) if self.call is not None else (*held_first, None)[0]
@@ -160,6 +168,7 @@ class AnchoredFit:
         out: str | Path | None,
         run: Run | None,
         minutes: float | None,
+        changes: dict[str, Any],
         fixed: bool,
         device: torch.device,
         progress: bool,
@@ -170,19 +179,24 @@ class AnchoredFit:
             out: A new run folder, if any.
             run: One to resume.
             minutes: How long to train, if that was said.
+            changes: Keys of the training section that were given.
             fixed: Whether the number of epochs was.
             device: Where to train.
             progress: Whether to show it, and the verdict.
         """
-        if run is not None and (run.path / "weights.safetensors").exists():
-            self._expect_same(run)
-            return self._finished(run, device)
+        if other := [key for key in changes if key not in KEYS]:
+            raise VspairError(
+                f"{other[0]} was given, but the stages of the anchored model set it themselves: "
+                f"expected {', '.join(KEYS)}. Leave it out, or use preset = 'calibrated'."
+            )
         if run is None:
             self._set_epochs(minutes, fixed)
             if out is not None:
                 run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
         else:
             self._expect_same(run)
+            if (ended := self._ended(run, device)) is not None:
+                return ended
         say: Callable[[str], None] = _print if progress else (lambda _: None)
         training = AnchoredTraining(
             self.train, self.held, self.config, groups=self.groups, first=self.first,
@@ -197,10 +211,15 @@ class AnchoredFit:
             shutil.rmtree(run.path / "stages", ignore_errors=True)
         return model
 
-    def _finished(self, run: Run, device: torch.device) -> AnchoredModel:
+    def _ended(self, run: Run, device: torch.device) -> AnchoredModel | None:
+        """Return the model of a run that has ended: its stages are gone, nothing is left to do."""
+        kept = run.verdict()
+        if kept is None:
+            return None
         model = run.load(device)
         assert isinstance(model, AnchoredModel)
         model.first = self.call
+        model.verdict = Verdict(**{"mse_y": None, "mse_first": None, **kept})
         return model
 
     def _set_epochs(self, minutes: float | None, given: bool) -> None:

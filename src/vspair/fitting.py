@@ -167,14 +167,16 @@ def fit(
     given = None if held is None else Pairs.of(*held[:2], vary=False, prefix="held ")
     fixed = config is not None or "epochs" in changes
     if resume:
-        run = _run_to_resume(out, changed=bool(changes or config or active or preset))
+        other = isinstance(anchor, str) and anchor != "auto"
+        changed = bool(changes or config or active or preset or other or minutes is not None)
+        run = _run_to_resume(out, changed)
         config = run.config
     else:
         run = None
         config = _complete_config(config, preset, active, pairs, changes)
     if config.model.kind == "anchored":
         wanted = AnchoredFit(config, pairs, given, groups, anchor, first, (held or ())[2:])
-        return wanted.run(out, run, minutes, fixed, pick_device(device), progress)
+        return wanted.run(out, run, minutes, changes, fixed, pick_device(device), progress)
     _expect_plain(config, groups=groups, first=first, minutes=minutes, anchor=anchor)
     parts = split_pairs(pairs, config) if given is None else (pairs, given)
     if run is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vspair.anchored import AnchoredModel
+from vspair.codes import Mixture, SpikeSlab
 from vspair.data import Pairs
 from vspair.evaluation import score_method
 
@@ -129,7 +130,7 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
     mean = {name: float(values.mean()) for name, values in found.items()}
 
     def error(answer: Tensor | None) -> float | None:
-        return None if answer is None else float((answer - x).double().square().mean())
+        return None if answer is None else float((answer.to(x) - x).double().square().mean())
 
     return Verdict(
         pairs=len(x),
@@ -150,10 +151,10 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
 
 
 def found_omega(model: AnchoredModel, y: Tensor, first: Tensor | None) -> Tensor:
-    """Return the probability that each factor is present, with shape (B, l)."""
+    """Return the probability that each factor is present, in the mode that has it most, (B, l)."""
     parts = []
     for rows in torch.arange(len(y)).split(256):
-        gates = model.posterior(y[rows], first=None if first is None else first[rows]).gates
-        assert gates is not None
-        parts.append(gates.omega)
+        code = model.posterior(y[rows], first=None if first is None else first[rows]).code
+        assert isinstance(code, SpikeSlab | Mixture)
+        parts.append(code.modes.omega.amax(1) if isinstance(code, Mixture) else code.omega)
     return torch.cat(parts)

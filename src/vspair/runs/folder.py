@@ -142,12 +142,22 @@ class Run:
             with torch.random.fork_rng(devices=[]):
                 if c.model.kind != "anchored":
                     return build(c.model, c.data.x_shape, c.data.y_shape)
-                decided = from_dict(Made, made or {}, "made.")
+                decided = self._made(made)
                 return AnchoredModel(c.model, c.anchored, decided, c.data.x_shape, c.data.y_shape)
         except RuntimeError as error:
             path = self.path / "config.toml"
             reason = str(error).splitlines()[0]
             raise VspairError(f"{path} describes a model that cannot be made: {reason}") from None
+
+    def _made(self, made: Mapping[str, Any] | None) -> Made:
+        """Return what was decided by the pairs, or say that its file does not tell."""
+        try:
+            return from_dict(Made, made or {}, "made.")
+        except (TypeError, VspairError) as error:
+            raise VspairError(
+                f"{self.path / 'weights.safetensors'} does not say what the pairs decided: "
+                f"{error} It is damaged, or of another version of vspair: train again."
+            ) from None
 
     def save_weights(self, model: InverseModel, epoch: int) -> None:
         """Write the model's weights, and what was decided by the pairs."""
@@ -233,30 +243,62 @@ def load(path: str | Path, device: str = "cpu") -> InverseModel:
     return Run(path).load(pick_device(device))
 
 
+Sections = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _describe_paired(model: InverseModel, config: Config, rows: list[dict[str, Any]]) -> Sections:
+    """Return what is particular to model and training of a paired model."""
+    sizes: dict[str, Any] = {
+        "x_size": config.model.x_size,
+        "y_size": config.model.y_size,
+        "decoder noise": float(model.noise_std),
+    }
+    if (rho := model.rho) is not None:
+        sizes["rho"] = float(rho)
+    return sizes, {
+        "epochs": f"{rows[-1]['epoch'] if rows else 0} of {config.training.epochs}",
+        "map": config.objective.map,
+        "active asked for": config.objective.active or "as the objective decides",
+    }
+
+
+def _describe_anchored(
+    model: InverseModel, config: Config, rows: list[dict[str, Any]]
+) -> Sections:
+    """Return what is particular to model and training of an anchored model."""
+    assert isinstance(model, AnchoredModel)
+    sizes = {
+        "answers": f"{model.made.base} and {model.made.networks} networks",
+        "x is": model.made.domain,
+        "factors": model.n_factors,
+        "modes": model.made.modes,
+        "first guesses": "with every y" if model.made.first else "none",
+    }
+    return sizes, {
+        "epochs": f"{config.training.epochs} in each stage, {len(rows)} in all",
+        "active asked for": config.anchored.active or "chosen by the knee",
+    }
+
+
 def describe(path: str | Path) -> dict[str, dict[str, Any]]:
     """Return what a run folder holds, by section: model, training, last epoch, versions."""
     run = Run(path)
     config, model, rows = run.config, run.load(), run.metrics()
     _, header = read_tensors(run.path / "weights.safetensors")
-    rho = model.rho
+    how = _describe_anchored if isinstance(model, AnchoredModel) else _describe_paired
+    sizes, settings = how(model, config, rows)
     sizes = {
         "kind": config.model.kind,
         "x_shape": model.x_shape,
         "y_shape": model.y_shape,
-        "x_size": config.model.x_size,
-        "y_size": config.model.y_size,
+        **sizes,
         "parameters": model.n_parameters,
-        "decoder noise": float(model.noise_std),
     }
-    if rho is not None:
-        sizes["rho"] = float(rho)
     training = {
-        "epochs": f"{rows[-1]['epoch'] if rows else 0} of {config.training.epochs}",
         "weights of epoch": header.get("epoch", "unknown"),
         "pairs in a step": config.training.batch_size,
-        "map": config.objective.map,
-        "active asked for": config.objective.active or "as the objective decides",
         "seed": config.training.seed,
+        **settings,
     }
     try:
         kept = json.loads((run.path / "versions.json").read_bytes())

@@ -239,7 +239,8 @@ class _Networks:
         net = self.model.networks[k]
         rows = (self.data.fold != k).nonzero().squeeze(1)
         order = torch.randperm(len(rows), generator=Generator().manual_seed(k))
-        judged, rows = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
+        tenth = max(1, len(rows) // 10)
+        judged, rows = rows[order[:tenth]], rows[order[tenth:]]
 
         def loss(batch: Tensor, _: Generator, __: float) -> tuple[Tensor, dict[str, Tensor]]:
             error = net(self.data.features[batch])[0] - self.target[batch]
@@ -544,7 +545,7 @@ class AnchoredTraining:
         doubt = self._anchor(model, data, show)
         held = self._held(model)
         code = _CodeStage(model, doubt, held)
-        every = torch.arange(len(doubt.residual))
+        every = torch.arange(len(doubt.residual), device=self.device)
         how = {"learning_rate": 2e-3, "clip": 300.0 / doubt.residual[0].numel()}
         stage = Stage(
             code.parts, code.loss, code.score, every, self._settings(self.epochs, **how),
@@ -581,6 +582,7 @@ class AnchoredTraining:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.training.seed)
             model.leave_out_networks()
+        model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Doubt(data.features, data.residual)
 
     @torch.no_grad()
