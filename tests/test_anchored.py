@@ -133,7 +133,7 @@ def test_the_marginal_of_a_mixture_is_that_of_samples() -> None:
 
 def test_counts_of_a_mixture_are_those_of_samples() -> None:
     code = _mixture()
-    present, hedged = code.counts()
+    _, present, hedged = code.counts()
     drawn = (_drawn(code) != 0).double().sum(-1).mean(0)
     torch.testing.assert_close(present, drawn, rtol=0, atol=0.05)
     omega, weights = code.modes.omega, code.log_weights.exp()

@@ -57,6 +57,9 @@ def measures(answers: Mapping[str, Groups]) -> dict[str, dict[str, float]]:
         answers: What each method answered.
     """
     every = {name: metrics_of(answer) for name, answer in answers.items()}
+    ours = every[OURS]
+    if "variance_factors" in ours:
+        ours["share_in_factors"] = ours["variance_factors"] / ours["variance"]
     found = {name: {k: v for k, v in m.items() if k in KEPT} for name, m in every.items()}
     found[OURS] |= ratios(every)
     return found
