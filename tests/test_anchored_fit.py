@@ -457,6 +457,22 @@ def test_epochs_go_with_the_time_and_not_with_the_machine() -> None:
     assert plan_epochs(c, torch.randn(100, 3), 50) == 400
 
 
+@pytest.mark.parametrize(
+    ("how", "epochs"), [({}, 7), ({"epochs": 2}, 2), ({"minutes": 1e-6}, 3)], ids=str
+)
+def test_epochs_of_a_configuration_are_kept(
+    how: dict[str, Any], epochs: int, tmp_path: Path
+) -> None:
+    """They are planned anew only where minutes say so; a preset's are always planned."""
+    x, y = _vectors()
+    changes = {"anchored": {"anchor": "ridge"}, "training": {"epochs": 7}}
+    c = configs.override(configs.preset("anchored"), changes)
+    model = _fit(x, y, config=c, out=tmp_path / "run", **how, **QUIET)
+    assert Run(tmp_path / "run").config.training.epochs == epochs
+    assert sum(row["stage"] == "code" for row in Run(tmp_path / "run").metrics()) == epochs
+    assert model.made.networks == 0
+
+
 def test_there_are_four_factors_for_each_one_asked_for() -> None:
     vectors, images = torch.randn(10, 7), torch.randn(10, 28, 28)
     assert [suggest_kinds(vectors, k) for k in (0, 10, 100)] == [64, 64, 400]

@@ -169,15 +169,17 @@ class AnchoredFit:
         changes: dict[str, Any],
         device: torch.device,
         progress: bool,
+        detailed: bool = False,
     ) -> AnchoredModel:
-        """Train, judge and save."""
+        """Train, judge and save; epochs are planned unless a detailed configuration has them."""
         if other := [key for key in changes if key not in KEYS]:
             raise VspairError(
                 f"{other[0]} was given, but the stages of the anchored model set it themselves: "
                 f"expected {', '.join(KEYS)}. Leave it out, or use preset = 'calibrated'."
             )
         if run is None:
-            self._set_epochs(minutes, "epochs" in changes)
+            if not detailed or minutes is not None:
+                self._set_epochs(minutes, "epochs" in changes)
             if out is not None:
                 run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
         else:
