@@ -332,8 +332,9 @@ def test_scores_of_an_answer_tell_factors_from_grain() -> None:
     expected = (post.code.variance.float() @ matrix.T.square()).mean(1)
     torch.testing.assert_close(found["variance_factors"].float(), expected, rtol=0.15, atol=0.02)
     assert isinstance(post.code, SpikeSlab)
-    torch.testing.assert_close(found["present"], post.code.counts()[0])
-    assert "variance_factors" not in scores(LatentPosterior(post.model, post.code), answer)
+    torch.testing.assert_close(found["present"], post.code.counts()[1])
+    bare = scores(post.with_noise(False), answer)
+    assert torch.equal(bare["variance_factors"], bare["variance"])
 
 
 # -- what the model is made of ----------------------------------------------------------------

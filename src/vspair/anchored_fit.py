@@ -169,28 +169,19 @@ class AnchoredFit:
         run: Run | None,
         minutes: float | None,
         changes: dict[str, Any],
-        fixed: bool,
         device: torch.device,
         progress: bool,
+        detailed: bool = False,
     ) -> AnchoredModel:
-        """Train, judge and save; load what is trained already.
-
-        Arguments:
-            out: A new run folder, if any.
-            run: One to resume.
-            minutes: How long to train, if that was said.
-            changes: Keys of the training section that were given.
-            fixed: Whether the number of epochs was.
-            device: Where to train.
-            progress: Whether to show it, and the verdict.
-        """
+        """Train, judge and save; epochs are planned unless a detailed configuration has them."""
         if other := [key for key in changes if key not in KEYS]:
             raise VspairError(
                 f"{other[0]} was given, but the stages of the anchored model set it themselves: "
                 f"expected {', '.join(KEYS)}. Leave it out, or use preset = 'calibrated'."
             )
         if run is None:
-            self._set_epochs(minutes, fixed)
+            if not detailed or minutes is not None:
+                self._set_epochs(minutes, "epochs" in changes)
             if out is not None:
                 run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
         else:

@@ -165,7 +165,7 @@ def fit(
     """
     pairs = Pairs.of(x, y)
     given = None if held is None else Pairs.of(*held[:2], vary=False, prefix="held ")
-    fixed = config is not None or "epochs" in changes
+    detailed = config is not None
     if resume:
         other = isinstance(anchor, str) and anchor != "auto"
         changed = bool(changes or config or active or preset or other or minutes is not None)
@@ -176,7 +176,8 @@ def fit(
         config = _complete_config(config, preset, active, pairs, changes)
     if config.model.kind == "anchored":
         wanted = AnchoredFit(config, pairs, given, groups, anchor, first, (held or ())[2:])
-        return wanted.run(out, run, minutes, changes, fixed, pick_device(device), progress)
+        how = (pick_device(device), progress, detailed)
+        return wanted.run(out, run, minutes, changes, *how)
     _expect_plain(config, groups=groups, first=first, minutes=minutes, anchor=anchor)
     parts = split_pairs(pairs, config) if given is None else (pairs, given)
     if run is not None:

@@ -161,7 +161,10 @@ def prepare(
 ) -> tuple[AnchoredModel, Prepared]:
     """Return a model with its ridge path, not yet trained networks, and what to train them on."""
     a, seed = config.anchored, config.training.seed
-    fold = assign_folds(groups, min(a.folds, max(2, int(groups.max()) + 1)), seed)
+    folds = min(a.folds, max(2, int(groups.max()) + 1))
+    if folds < a.folds:
+        say(f"{folds} groups make {folds} folds, not {a.folds}")
+    fold = assign_folds(groups, folds, seed)
     domain = tell_domain(train.x, a.domain)
     if not a.spatial and domain != "vector":
         domain = "vector"
@@ -397,7 +400,7 @@ class _CodeStage:
             q, p, _, _ = self.codes(self.held, rows, budget)
             decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
             left += float((residual[rows] - decoded).double().square().sum())
-        return 1 - left / float(residual.double().square().sum())
+        return 1 - left / max(float(residual.double().square().sum()), 1e-30)
 
     @torch.no_grad()
     def settle(self) -> None:
