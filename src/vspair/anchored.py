@@ -61,6 +61,8 @@ class Made:
         networks: The networks of the anchor.
         modes: The codes of a y.
         first: Whether first guesses are given with y.
+        toward_y: Whether ridge, where penalties are large, answers with y itself instead of the
+            mean: its target is x - y.
     """
 
     base: BaseName
@@ -71,6 +73,7 @@ class Made:
     networks: int
     modes: int
     first: bool
+    toward_y: bool = False
 
 
 def decided(gate: Tensor, shift: Tensor) -> Tensor:
@@ -114,6 +117,7 @@ class AnchoredModel(InverseModel):
 
     feature_mean: Tensor
     feature_std: Tensor
+    trust: Tensor
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class AnchoredModel(InverseModel):
         self.networks = nn.ModuleList(
             Reader(frame, channels, maps=1, width=anchored.width) for _ in range(made.networks)
         )
+        self.register_buffer("trust", torch.ones(()))
         self.thresholds = Thresholds()
         self._make_readers()
 
@@ -203,10 +208,20 @@ class AnchoredModel(InverseModel):
         return (stacked - self.feature_mean) / self.feature_std
 
     def correction(self, features: Tensor) -> Tensor | None:
-        """Return the mean of what the networks add to the base, in units of the residual."""
+        """Return what is added to the base, in units of the residual.
+
+        The mean of what the networks say, times how far they are trusted.
+        """
         if not len(self.networks):
             return None
-        return torch.stack([net(features)[0] for net in self.networks]).mean(0)
+        return self.trust * torch.stack([net(features)[0] for net in self.networks]).mean(0)
+
+    def ridge_path(self, y: Tensor) -> Tensor:
+        """Return answers of ridge to normalised observations, normalised, with shape (B, P, n)."""
+        answers = self.ridge(y.flatten(1))
+        if not self.made.toward_y:
+            return answers
+        return answers + self.x_scale(self.y_normaliser.inverse(y)).flatten(1).unsqueeze(1)
 
     def seen(self, features: Tensor, correction: Tensor | None) -> Tensor:
         """Return what code and grain are read from: the features, and the correction."""
@@ -303,7 +318,7 @@ class AnchoredModel(InverseModel):
 
         The answer (B, *x_shape) is normalised as the unknown is.
         """
-        stacked = self.stack(self.ridge(y.flatten(1)), first, y)
+        stacked = self.stack(self.ridge_path(y), first, y)
         features = self.normalise_features(stacked)
         correction = self.correction(features)
         seen = self.seen(features, correction)
@@ -346,8 +361,8 @@ class AnchoredModel(InverseModel):
 
     def ridge_answer(self, y: Tensor) -> Tensor:
         """Return what ridge regression alone answers, in own units, with shape (B, *x_shape)."""
-        y = self.y_normaliser(y.to(self.ridge.y_mean)).flatten(1)
-        answer = self.ridge(y)[:, self.made.best].reshape(-1, *self.x_shape)
+        y = self.y_normaliser(y.to(self.ridge.y_mean))
+        answer = self.ridge_path(y)[:, self.made.best].reshape(-1, *self.x_shape)
         return self.x_scale.inverse(answer)
 
     def factor_name(self, index: int) -> str:

@@ -96,6 +96,9 @@ WIDTHS = tuple(1.1**k for k in range(16))
 KNEE_AT, FALL_UNTIL = 0.3, 0.6
 """The shares of the code's training between which the number of open gates falls."""
 
+DRIFT = 0.01
+"""The weight of the mean square of gates, which keeps them and their shift where they are."""
+
 SLAB = 0.01
 """The weight of the KL of strengths to a standard normal, which fixes their scale."""
 
@@ -176,6 +179,13 @@ def prepare(
     x, y = x_scale(train.x), y_scale(train.y)
     guess = None if first is None else x_scale(first)
     path, answers, errors = fit_ridge(x.flatten(1), y.flatten(1), fold, a.out_of_fold)
+    toward_y = False
+    if shapes[0] == shapes[1]:
+        near = x_scale(train.y).flatten(1)
+        other = fit_ridge(x.flatten(1) - near, y.flatten(1), fold, a.out_of_fold)
+        if toward_y := bool(other[2].min() < errors.min()):
+            path, answers, errors = other
+            answers += near.unsqueeze(1)
     best = int(errors.argmin())
     error = float(errors[best])
     say(f"ridge: error {_units(error, x_scale):.4g} out of fold")
@@ -189,7 +199,7 @@ def prepare(
         base, error = "none", float(x.double().square().mean())
     networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
     sizes = len(path.values), answers.shape[1], best, networks, modes
-    made = Made(base, domain, *sizes, first is not None)
+    made = Made(base, domain, *sizes, first is not None, toward_y)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AnchoredModel(config.model, a, made, *shapes)
@@ -317,6 +327,7 @@ class _CodeStage:
             (model.x_encoder, model.x_decoder, model.code_reader, model.thresholds)
         )
         self.state.active.fill_(model.anchored.active)
+        self.drift: Tensor | float = 0.0
 
     @property
     def most(self) -> float:
@@ -346,6 +357,8 @@ class _CodeStage:
         parts, weights = model.modes_of(numbers)
         shift = self._solve(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
         own = model.own_numbers(doubt.residual[rows], doubt.seen[rows])
+        # Only what lies between gates and their shift matters: without this both may run away.
+        self.drift = sum(t.chunk(3, -1)[2].square().mean() for t in (parts, own))
         gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
         own_shift = self._solve(gates, torch.zeros_like(gates[:, :, 0]), budget)
         p = model.read_code(numbers, shift)
@@ -371,16 +384,28 @@ class _CodeStage:
         fit = 0.5 * size * mse.log()
         weight = _ramp(progress, 0.05, 0.45)
         loss = fit + weight * pull.mean() + SLAB * q.kl_slab().sum(-1).mean()
+        loss = loss + DRIFT * self.drift
         kl = divergence(q.detach(), p.detach()).mean()
         return loss / size, {"mse": mse.detach(), "kl": kl}
 
     @torch.no_grad()
     def score(self, progress: float) -> dict[str, float]:
-        """Return the CRPS of answers to held-out pairs, with the constant width."""
+        """Return minus the bound on held-out pairs, by entry, at the budget of the time.
+
+        Marginal scores, such as the CRPS, hardly tell a sharp code from a vague one.
+        """
         if not float(self.state.active) and progress >= KNEE_AT:
             self.state.active.fill_(self.knee())
-        width = self.model.noise_std.expand_as(self.held.residual)
-        return {"score": held_crps(self.model, self.held, width)}
+        held, size = self.held, self.held.residual[0].numel()
+        generator = Generator(held.seen.device).manual_seed(0)
+        squares, nats = 0.0, 0.0
+        for rows in torch.arange(len(held.residual)).split(256):
+            q, p, _, _ = self.codes(held, rows, self.budget(progress))
+            decoded = self.model.x_decoder(q.rsample(generator)) - self.model.centre(p)
+            squares += float((held.residual[rows] - decoded).double().square().sum())
+            nats += float(divergence(q, p).double().sum())
+        mse = max(squares / held.residual.numel(), 1e-30)
+        return {"score": 0.5 * math.log(mse) + nats / (len(held.residual) * size)}
 
     @torch.no_grad()
     def knee(self) -> float:
@@ -549,7 +574,7 @@ class AnchoredTraining:
         held = self._held(model)
         code = _CodeStage(model, doubt, held)
         every = torch.arange(len(doubt.residual), device=self.device)
-        how = {"learning_rate": 2e-3, "clip": 300.0 / doubt.residual[0].numel()}
+        how = {"learning_rate": 2e-3, "clip": 1.0}
         stage = Stage(
             code.parts, code.loss, code.score, every, self._settings(self.epochs, **how),
             settled=FALL_UNTIL, folder=self._folder("code"),
@@ -574,19 +599,39 @@ class AnchoredTraining:
         networks = _Networks(model, data, self._settings(self.epochs, learning_rate=3e-3))
         for k in range(len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
-        added = networks.corrections(model.anchored.out_of_fold)
-        left = data.residual - added.reshape(data.residual.shape)
-        before, after = (float(t.double().square().mean()) for t in (data.residual, left))
-        scale = float(model.x_normaliser.std.double().square().mean())
-        self.say(f"networks: error {after * scale:.4g} out of fold")
-        if after < before or model.anchored.anchor == "network":
-            return Doubt(model.seen(data.features, added), left)
-        self.say("networks: no better than what they correct; left out")
+        self._trust(model)
+        if float(model.trust) > 0:
+            added = model.trust * networks.corrections(model.anchored.out_of_fold)
+            return Doubt(
+                model.seen(data.features, added),
+                data.residual - added.reshape(data.residual.shape),
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.training.seed)
             model.leave_out_networks()
         model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Doubt(data.features, data.residual)
+
+    @torch.no_grad()
+    def _trust(self, model: AnchoredModel) -> None:
+        """Set how far networks are trusted: by what share of theirs held-out errors are least.
+
+        At most 1, and 0 where they do not lessen the error of the base by a hundredth.
+        """
+        doubt = self._held(model)
+        added = doubt.seen[:, -model.frame.channels :].reshape(doubt.residual.shape).double()
+        left = doubt.residual.double() + added
+        trust = float((left * added).sum() / added.square().sum().clamp(min=1e-30))
+        trust = 1.0 if model.anchored.anchor == "network" else min(max(trust, 0.0), 1.0)
+        before, after = (float((left - t * added).square().mean()) for t in (0.0, trust))
+        scale = float(model.x_normaliser.std.double().square().mean())
+        self.say(
+            f"networks: error {after * scale:.4g} on held-out pairs, base {before * scale:.4g}"
+        )
+        if model.anchored.anchor != "network" and after > 0.99 * before:
+            self.say("networks: no better than what they correct; left out")
+            trust = 0.0
+        model.trust.fill_(trust)
 
     @torch.no_grad()
     def _held(self, model: AnchoredModel) -> Doubt:
