@@ -44,7 +44,7 @@ STEEPNESS = 5.0
 MOST_ODDS = 9.0
 """The largest log-odds of a gate: one that is sure could not learn that it is wrong."""
 
-LOG_GRAIN = (-6.0, 3.0)
+LOG_GRAIN = (-8.0, 3.0)
 """The bounds of the logarithm of the grain, beside the constant one."""
 
 
@@ -151,7 +151,7 @@ class AnchoredModel(InverseModel):
         """Make what reads code and grain: features, and the correction where there is one."""
         seen = self.n_features + (self.frame.channels if len(self.networks) else 0)
         each, modes, width = 3 * self.kinds, self.made.modes, self.anchored.width
-        numbers = each if modes == 1 else modes * (each + 1)
+        numbers = each if modes == 1 else (2 * modes + 1) * self.kinds + modes
         self.code_reader = Reader(self.frame, seen, numbers=numbers, width=width)
         self.grain_reader = Reader(self.frame, seen, maps=1, width=width)
         self.x_encoder = PlaceEncoder(self.frame, self.frame.channels + seen, each)
@@ -231,20 +231,25 @@ class AnchoredModel(InverseModel):
 
     def _spread_modes(self) -> None:
         """Let the means of modes start apart from each other, or they stay one."""
-        if self.made.modes == 1 or not isinstance(self.code_reader.numbers, nn.Linear):
+        last = self.code_reader.numbers
+        if self.made.modes == 1 or last is None:
             return
         with torch.no_grad():
-            bias = self.code_reader.numbers.bias[: self.made.modes * 3 * self.kinds]
-            bias.unflatten(0, (self.made.modes, 3, self.kinds))[:, 0].normal_()
+            bias = last.bias[: 2 * self.made.modes * self.kinds]  # type: ignore[index]
+            bias.unflatten(0, (self.made.modes, 2, self.kinds))[:, 0].normal_()
 
     def modes_of(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the numbers of each mode, (B, m, 3 l), and log-weights (B, m)."""
-        m, each = self.made.modes, 3 * self.kinds
+        """Return the numbers of each mode, (B, m, 3 l), and log-weights (B, m).
+
+        Modes differ in how strong factors are; whether they are present is the same in all.
+        """
+        m, k = self.made.modes, self.kinds
         if m == 1:
             return numbers.flatten(1).unsqueeze(1), numbers.new_zeros(len(numbers), 1)
-        parts = numbers[:, : m * each].unflatten(1, (m, each)).flatten(2)
-        weights = numbers[:, m * each :].reshape(len(numbers), m, -1).mean(2)
-        return parts, weights.log_softmax(1)
+        strengths = numbers[:, : 2 * m * k].unflatten(1, (m, 2 * k)).flatten(2)
+        gates = numbers[:, 2 * m * k : (2 * m + 1) * k].flatten(1).unsqueeze(1)
+        weights = numbers[:, (2 * m + 1) * k :].reshape(len(numbers), m, -1).mean(2)
+        return torch.cat((strengths, gates.expand(-1, m, -1)), 2), weights.log_softmax(1)
 
     def with_gates(self, parts: Tensor, shift: Tensor) -> SpikeSlab:
         """Return the codes of numbers (..., 3 l) whose gates open above a shift."""
@@ -292,6 +297,20 @@ class AnchoredModel(InverseModel):
     def latent(self, y: Tensor) -> Code:
         """Return the code of normalised observations; first guesses come from ``first``."""
         return self.read(y, self._guess(self.y_normaliser.inverse(y), None))[1]
+
+    @torch.no_grad()
+    def start_grain(self, left: Tensor) -> None:
+        """Let the grain start at the size of what factors leave, entry by entry of a vector.
+
+        Arguments:
+            left: Residuals less what their own codes decode to, with shape (N, *x_shape).
+        """
+        last = self.grain_reader.maps
+        assert isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d) and last.bias is not None
+        maps = self.frame.maps(left)
+        rms = maps.square().mean((0, *range(2, maps.ndim))).sqrt().clamp(min=1e-8)
+        start = (rms.log() - self.thresholds.log_width).clamp(*LOG_GRAIN)
+        last.bias.copy_(start.repeat_interleave(len(last.bias) // len(start)))
 
     def answers(self) -> list[nn.Module]:  # noqa: D102
         return [*self.networks, self.code_reader, self.grain_reader, self.x_decoder]

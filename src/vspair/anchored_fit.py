@@ -33,8 +33,11 @@ MINUTES = 5.0
 EPOCHS = (3, 40)
 """The fewest and the most passes over the pairs."""
 
-KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds", "precision")
+KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds")
 """Keys of the training section that stages read; all others they set themselves."""
+
+LEAST_HALVED = 40
+"""Held-out pairs of which one half chooses and the other judges; fewer do both."""
 
 LEAST_PAIRS = 20
 """Fewer pairs cannot be divided into folds and held-out pairs."""
@@ -113,7 +116,10 @@ class AnchoredFit:
         self.call = anchor if callable(anchor) else None
         if isinstance(anchor, str) and anchor != "auto":
             config = configs.override(config, {"anchored": {"anchor": anchor}})
-        self.config, self.groups = config, as_groups(groups, len(pairs))
+        if config.anchored.folds < 2:
+            raise VspairError(f"anchored.folds = {config.anchored.folds}: expected at least 2.")
+        self.config = config
+        self.groups = _same_pairs(pairs) if groups is None else as_groups(groups, len(pairs))
         self._check_active(pairs.x)
         if self.call is not None and first is not None:
             raise VspairError("anchor is a function and first is given: give one of them.")
@@ -156,8 +162,7 @@ class AnchoredFit:
                 f"groups has {count} different labels: expected at least 3, one to hold out and "
                 "two to answer each other. Leave groups out, or give held = (x, y)."
             )
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(t.seed))
-        out = order[: max(1, round((t.validation or 0.1) * count))]
+        out = _hold_out(self.groups, t.validation or 0.1, t.seed)
         held = torch.isin(self.groups, out)
         self.train, self.held = pairs[~held], pairs[held]
         self.groups = torch.unique(self.groups[~held], return_inverse=True)[1]
@@ -190,8 +195,8 @@ class AnchoredFit:
                 return ended
         say: Callable[[str], None] = _print if progress else (lambda _: None)
         training = AnchoredTraining(
-            self.train, self.held, self.config, groups=self.groups, first=self.first,
-            folder=None if run is None else run.path, device=device, say=say,
+            self.train, self.held[self._half(0)], self.config, groups=self.groups,
+            first=self._first(0), folder=None if run is None else run.path, device=device, say=say,
         )  # fmt: skip
         model = training.run(progress)
         model.first = self.call
@@ -213,6 +218,14 @@ class AnchoredFit:
         model.verdict = Verdict(**{"mse_y": None, "mse_first": None, **kept})
         return model
 
+    def _half(self, which: int) -> slice:
+        """Return which held-out pairs choose (0) and which judge (1); all do both if few."""
+        return slice(which, None, 2) if len(self.held) >= LEAST_HALVED else slice(None)
+
+    def _first(self, which: int) -> tuple[Tensor, Tensor] | None:
+        """Return first guesses of training pairs and of a half of the held-out ones."""
+        return None if self.first is None else (self.first[0], self.first[1][self._half(which)])
+
     def _set_epochs(self, minutes: float | None, given: bool) -> None:
         if given and minutes is not None:
             raise VspairError("minutes and epochs both say how long to train: give one of them.")
@@ -223,7 +236,8 @@ class AnchoredFit:
         self.config = configs.override(self.config, {"training": {"epochs": epochs}})
 
     def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
-        found = judge(model, self.train, self.held, None if self.first is None else self.first[1])
+        first = self._first(1)
+        found = judge(model, self.train, self.held[self._half(1)], first[1] if first else None)
         for line in found.lines:
             say(line)
         return found
@@ -240,6 +254,27 @@ class AnchoredFit:
                 f"These are not the pairs that {run.path} was started with: their number, values, "
                 "groups or first guesses differ. Give the same files, in the same order."
             )
+
+
+def _hold_out(groups: Tensor, share: float, seed: int) -> Tensor:
+    """Return whole groups with about a share of the pairs, at least one and never twice that."""
+    sizes = torch.bincount(groups)
+    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+    chosen, count = [], 0
+    for group in order.tolist():
+        size = int(sizes[group])
+        if count < share * len(groups) and count + size <= 2 * share * len(groups):
+            chosen.append(group)
+            count += size
+    return torch.tensor(chosen or [int(sizes.argmin())])
+
+
+def _same_pairs(pairs: Pairs) -> Tensor:
+    """Return groups of pairs that are the same to the bit: one would answer the other."""
+    rows = zip(pairs.x.flatten(1).numpy(), pairs.y.flatten(1).numpy(), strict=True)
+    seen: dict[int, int] = {}
+    keys = (hash((a.tobytes(), b.tobytes())) for a, b in rows)
+    return torch.tensor([seen.setdefault(key, len(seen)) for key in keys])
 
 
 def _print(line: str) -> None:

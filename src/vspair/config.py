@@ -149,8 +149,7 @@ class TrainingConfig:
         epochs: Passes over the training pairs, both stages together.
         batch_size: Pairs in a step.
         learning_rate: Adam's step size.
-        schedule: Whether the step size stays ``constant``, decays as a ``cosine``, or rises over
-            the first tenth before that (``one-cycle``).
+        schedule: Whether the step size stays ``constant`` or decays as a ``cosine``.
         seed: Fixes initial weights, split, order and noise.
         stages: ``joint`` training, or ``two-stage``: first the autoencoders, then the map.
         first_stage: The share of the epochs for the autoencoders in two-stage training; 0
@@ -175,7 +174,7 @@ class TrainingConfig:
     epochs: int = 100
     batch_size: int = 64
     learning_rate: float = 1e-3
-    schedule: Literal["constant", "cosine", "one-cycle"] = "constant"
+    schedule: Literal["constant", "cosine"] = "constant"
     seed: int = 0
     stages: Literal["joint", "two-stage"] = "joint"
     first_stage: float = 0.6

@@ -354,7 +354,7 @@ def expect_batch(name: str, data: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def batch_mask(name: str, mask: Tensor, like: Tensor) -> Tensor:
+def batch_mask(name: str, mask: Any, like: Tensor) -> Tensor:
     """Return a mask of shape (B, *) or (*,) as one of shape (B, *), on the device of ``like``.
 
     Arguments:
@@ -362,6 +362,7 @@ def batch_mask(name: str, mask: Tensor, like: Tensor) -> Tensor:
         mask: The mask, for each observation or one for all.
         like: A tensor of the shape that is expected.
     """
+    mask = torch.as_tensor(mask)
     if mask.dtype != torch.bool or mask.shape not in (like.shape, like.shape[1:]):
         raise VspairError(
             f"{name} has dtype {mask.dtype} and shape {tuple(mask.shape)}: expected a mask of "

@@ -447,7 +447,7 @@ class LatentPosterior(Posterior):
         """
         if self.answer is None:
             return super().mean(n, generator)
-        return self._squeeze(self.answer)
+        return self._squeeze(self.answer.clone())
 
     def approximate_mean(self) -> Tensor:
         """Return the decoded mean code, d(omega * mu), with shape (B, *x_shape)."""

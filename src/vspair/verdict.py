@@ -15,6 +15,9 @@ from vspair.evaluation import score_method
 
 __all__ = ["Verdict", "judge"]
 
+FEW = 20
+"""Fewer pairs are said to be too few."""
+
 MOST_JUDGED = 1000
 """How many held-out pairs are looked at."""
 
@@ -83,7 +86,10 @@ class Verdict:
 
     def _error_line(self) -> str:
         beside = ", ".join(f"{name} {value:.4g}" for name, value in self.floors.items())
-        line = f"Error: {self.mse:.4g} mean squared on {self.pairs} held-out pairs ({beside})."
+        few = ", too few to be sure" if self.pairs < FEW else ""
+        line = (
+            f"Error: {self.mse:.4g} mean squared on {self.pairs} held-out pairs{few} ({beside})."
+        )
         name, best = min(self.floors.items(), key=lambda item: item[1])
         if self.mse <= 1.005 * best:
             return line
@@ -95,7 +101,7 @@ class Verdict:
         )
         if self.coverage < 0.85:
             return (
-                f"{line} They are OVER-CONFIDENT: give groups if pairs are related, or more pairs."
+                f"{line} They are OVER-CONFIDENT: more pairs help, groups where they are related."
             )
         if self.coverage > 0.96:
             return f"{line} They are wider than they need be: more pairs or minutes may help."

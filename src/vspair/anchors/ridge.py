@@ -78,16 +78,26 @@ class RidgePath(nn.Module):
         self.register_buffer("penalties", torch.ones(penalties))
 
     @classmethod
-    def fit(cls, x: Tensor, y: Tensor, penalties: Sequence[float] | None = None) -> RidgePath:
+    def fit(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        penalties: Sequence[float] | None = None,
+        *,
+        exact: bool | None = None,
+    ) -> RidgePath:
         """Return the path for pairs.
 
         Arguments:
             x: Unknowns, with shape (N, n).
             y: Observations, with shape (N, m).
             penalties: The penalties; :func:`choose_penalties` where not given.
+            exact: Whether to factorise in full; by size where not given. Fits to parts of the
+                pairs must do as the fit to all does.
         """
-        x_mean, y_mean = x.double().mean(0), y.double().mean(0)
-        values, directions, products = _factorise(x, y, x_mean, y_mean)
+        x_mean, y_mean = (t.mean(0, dtype=torch.float64) for t in (x, y))
+        exact = min(y.shape) <= LARGEST if exact is None else exact
+        values, directions, products = _factorise(x, y, x_mean, y_mean, exact)
         if penalties is None:
             penalties = choose_penalties(float(values.sum()) / y.shape[1])
         kept = values > NEGLIGIBLE * min(penalties)
@@ -113,11 +123,11 @@ class RidgePath(nn.Module):
 
 
 def _factorise(
-    x: Tensor, y: Tensor, x_mean: Tensor, y_mean: Tensor
+    x: Tensor, y: Tensor, x_mean: Tensor, y_mean: Tensor, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return S^2 with shape (r,), V with (m, r) and S U^T X with (r, n) of centred pairs."""
     count, inputs = y.shape
-    if min(count, inputs) > LARGEST:
+    if not exact:
         return _randomised(x, y, x_mean.float(), y_mean.float())
     x, y = x.double() - x_mean, y.double() - y_mean
     if inputs <= count:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Generator, Tensor, nn
 
 from vspair.anchored import AnchoredModel, BaseName, Made
 from vspair.anchors.folds import assign_folds
-from vspair.anchors.ridge import RidgePath, ridge_steps
+from vspair.anchors.ridge import LARGEST, RidgePath, ridge_steps
 from vspair.codes import Mixture, SpikeSlab
 from vspair.config import Config, TrainingConfig
 from vspair.data import Normaliser, Pairs
@@ -140,11 +141,12 @@ def fit_ridge(
     Returns:
         The path with P penalties, answers (N, P, n), and the mean squared error of each, (P,).
     """
-    path = RidgePath.fit(x, y)
+    exact = min(y.shape) <= LARGEST
+    path = RidgePath.fit(x, y, exact=exact)
     penalties = path.penalties.tolist()
     parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64)
     for k in range(int(fold.max()) + 1):
-        parts.append(RidgePath.fit(x[fold != k], y[fold != k], penalties))
+        parts.append(RidgePath.fit(x[fold != k], y[fold != k], penalties, exact=exact))
         for rows in (fold == k).nonzero().squeeze(1).split(500):
             wrong = parts[-1](y[rows]) - x[rows].unsqueeze(1)
             errors += wrong.double().square().sum((0, 2))
@@ -188,11 +190,12 @@ def prepare(
             answers += near.unsqueeze(1)
     best = int(errors.argmin())
     error = float(errors[best])
-    say(f"ridge: error {_units(error, x_scale):.4g} out of fold")
+    variance = float(x.double().square().mean())
+    say(f"ridge: leaves {100 * error / variance:.3g} % of the variance, out of fold")
     base: BaseName = "ridge"
     if guess is not None:
         wrong = float((guess - x).double().square().mean())
-        say(f"first guesses: error {_units(wrong, x_scale):.4g}")
+        say(f"first guesses: leave {100 * wrong / variance:.3g} % of the variance")
         if wrong < error:
             base, error = "first", wrong
     if a.anchor == "none":
@@ -211,22 +214,18 @@ def prepare(
     dims = (0, *range(2, stacked.ndim))
     std, mean = torch.std_mean(stacked, dim=dims, keepdim=True)
     model.feature_mean.copy_(mean[0])
-    model.feature_std.copy_(std[0].clamp(min=1e-6))
+    std = std.where(std > 1e-6, 1.0)  # what never changes carries nothing
+    model.feature_std.copy_(std[0])
     scale = model.x_scale.std / model.x_normaliser.std
     residual = (x - model.base(stacked)) * scale
     stacked -= mean
-    stacked /= std.clamp(min=1e-6)
+    stacked /= std
     return model, Prepared(_fast(stacked), _fast(residual), fold)
 
 
 def _fast(maps: Tensor) -> Tensor:
     """Return images with the channels of each pixel side by side."""
     return maps.contiguous(memory_format=torch.channels_last) if maps.ndim == 4 else maps
-
-
-def _units(error: float, scale: Normaliser) -> float:
-    """Return a mean squared error in the squared units of the data."""
-    return error * float(scale.std.square().mean())
 
 
 def _scaling(x: Tensor) -> Any:
@@ -333,7 +332,9 @@ class _CodeStage:
     def most(self) -> float:
         """How many gates are open at first."""
         asked, half = float(self.state.active), 0.5 * self.model.n_factors
-        return max(asked, min(4 * asked, half)) if asked else min(half, MOST_FACTORS)
+        if asked:
+            return max(asked, min(4 * asked, half))
+        return min(half, MOST_FACTORS, 2.0 * self.doubt.residual[0].numel())
 
     def budget(self, progress: float) -> float:
         """Return how many gates are open after a share of the stage."""
@@ -447,10 +448,10 @@ def find_knee(counts: Sequence[float], scores: Sequence[float]) -> float:
     Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011: the point that lies
     highest above the line from the first to the last.
     """
-    width, height = counts[-1] - counts[0] or 1.0, scores[-1] - scores[0] or 1.0
+    best = list(accumulate(scores, max))  # more factors can be left out: they never do worse
+    width, height = counts[-1] - counts[0] or 1.0, best[-1] - best[0] or 1.0
     above = [
-        (s - scores[0]) / height - (c - counts[0]) / width
-        for c, s in zip(counts, scores, strict=True)
+        (s - best[0]) / height - (c - counts[0]) / width for c, s in zip(counts, best, strict=True)
     ]
     return counts[above.index(max(above))]
 
@@ -481,6 +482,14 @@ class _GrainStage:
         scores = [held_crps(self.model, self.held, wider * width) for wider in WIDTHS]
         self.model.thresholds.log_width += math.log(WIDTHS[scores.index(min(scores))])
 
+    @torch.no_grad()
+    def start(self) -> None:
+        """Let the grain start at what own codes leave of some residuals."""
+        model, rows = self.model, torch.arange(min(len(self.doubt.seen), 512))
+        seen, residual = self.doubt.seen[rows], self.doubt.residual[rows]
+        q, p = model.encode(residual, seen), model.read_code(model.code_reader(seen)[1])
+        model.start_grain(residual - (model.x_decoder(q.mean) - model.centre(p)))
+
     def _crps(self, doubt: Doubt, rows: Tensor, generator: Generator) -> Tensor:
         """Return the CRPS of two samples of the residuals' own codes with grain, a scalar."""
         model, seen = self.model, doubt.seen[rows]
@@ -488,8 +497,9 @@ class _GrainStage:
             p = model.read_code(model.code_reader(seen)[1])
             q = model.encode(doubt.residual[rows], seen)
             centre = model.centre(p)
-            drawn = [model.x_decoder(q.rsample(generator)) - centre for _ in range(2)]
-        return fair_crps(drawn, model.grain(seen), doubt.residual[rows], generator)
+            drawn = model.x_decoder(q.rsample(generator)) - centre
+        # One sample of the code, twice the grain: what two would differ by is not grain.
+        return fair_crps((drawn, drawn), model.grain(seen), doubt.residual[rows], generator)
 
     @torch.no_grad()
     def score(self, _: float) -> dict[str, float]:
@@ -583,6 +593,7 @@ class AnchoredTraining:
         code.settle()
         if model.anchored.grain == "predicted":
             grain = _GrainStage(model, doubt, held)
+            grain.start()
             settings = self._settings(max(2, self.epochs // 3), learning_rate=1e-3)
             stage = Stage(
                 model.grain_reader, grain.loss, grain.score, every, settings,
@@ -624,10 +635,7 @@ class AnchoredTraining:
         trust = float((left * added).sum() / added.square().sum().clamp(min=1e-30))
         trust = 1.0 if model.anchored.anchor == "network" else min(max(trust, 0.0), 1.0)
         before, after = (float((left - t * added).square().mean()) for t in (0.0, trust))
-        scale = float(model.x_normaliser.std.double().square().mean())
-        self.say(
-            f"networks: error {after * scale:.4g} on held-out pairs, base {before * scale:.4g}"
-        )
+        self.say(f"networks: {after / before:.3g} times the error before, on held-out pairs")
         if model.anchored.anchor != "network" and after > 0.99 * before:
             self.say("networks: no better than what they correct; left out")
             trust = 0.0
@@ -649,7 +657,7 @@ class AnchoredTraining:
         return Doubt(torch.cat(seen), torch.cat(residual))
 
     def _settings(self, epochs: int, **how: Any) -> TrainingConfig:
-        fixed: dict[str, Any] = {"epochs": epochs, "keep": "best", "schedule": "one-cycle"}
+        fixed: dict[str, Any] = {"epochs": epochs, "keep": "best"}
         return replace(self.config.training, weight_decay=0.01, **fixed, **how)
 
     def _folder(self, name: str) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vspair.config import TrainingConfig
+from vspair.training.budget import one_cycle
 from vspair.training.loop import Loop, Row
 
-__all__ = ["Stage", "StageLoss", "one_cycle"]
+__all__ = ["Stage", "StageLoss"]
 
 StageLoss = Callable[[Tensor, Generator, float], tuple[Tensor, dict[str, Tensor]]]
 """From indices of pairs, a source of noise and the share of the stage that is done, to the loss
@@ -21,13 +21,6 @@ and scalars to be logged."""
 
 WARM_UP = 0.1
 """The share of a stage in which the step size rises."""
-
-
-def one_cycle(progress: float) -> float:
-    """Return the share of the step size to use: a rise, then half a cosine to nearly nothing."""
-    if progress < WARM_UP:
-        return 0.04 + 0.96 * progress / WARM_UP
-    return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
 
 
 class Stage(Loop):
@@ -64,7 +57,7 @@ class Stage(Loop):
         return self.epochs_done / self.settings.epochs
 
     def _begin_step(self) -> tuple[()]:
-        self.rate = self.settings.learning_rate * one_cycle(self.progress)
+        self.rate = self.settings.learning_rate * one_cycle(self.progress, WARM_UP)
         return ()
 
     def _loss(self, batch: Tensor, *_: Any) -> tuple[Tensor, dict[str, Tensor]]:
