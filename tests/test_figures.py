@@ -207,7 +207,7 @@ def test_the_demo_draws_and_its_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "<li><strong>Error.</strong> 1 &lt; 2</li>" in html
     assert "“&lt;b&gt;”" in html
     assert "carry 50 % of what all" in html
-    assert "is 25 % of the doubt" in html
+    assert "is 25.0 % of the doubt" in html
     assert "It was shown 10,000 examples" in html
     assert len({len(line) for line in demo.brief(summary).splitlines()[1:]}) == 1
 
