@@ -16,6 +16,7 @@ from matplotlib._pylab_helpers import Gcf
 
 from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.factors import Factors, Split
 from vspair.report import curves, figures
 from vspair.report.figures import ColourScale
 from vspair.report.heat_map import heat_map, readable
@@ -183,22 +184,30 @@ def test_appendix_b_names_colours_and_dashes(tmp_path: Path) -> None:
 
 def test_the_demo_draws_and_its_page_needs_nothing_else(tmp_path: Path) -> None:
     images = torch.rand(3, 16, 16)
-    pairs, index = Pairs(images, images), torch.tensor([4, 1, 7])
-    answers = demo.Answers(pairs, images, images, torch.stack([images, images]))
-    share = torch.tensor([0.25, 0.125, 0.125])
-    metrics = ["coverage_90", "coverage_90_with_noise", "beyond_4_std_with_noise", "active"]
-    metrics += ["seconds_per_sample", "training_seconds", "coverage_50", "coverage_50_with_noise"]
+    pairs, each = Pairs(images, images), images.square()
+    parts = (0.25 * each, 0.25 * each, 0.5 * each, each)
+    split = Split(*parts, *[torch.zeros_like(each)] * 3)
+    answers = demo.Answers(pairs, images, torch.stack([images, images]), split)
+    share = torch.tensor([0.25, 0.125, 0.125]).expand(3, 3)
+    metrics = ["coverage_90", "coverage_50", "beyond_4_std", "active", "share_in_factors"]
+    metrics += ["seconds_per_sample", "training_seconds"]
     rows = [{"metric": name, "model": "vsPAIR", "value": 0.5} for name in metrics]
     rows += [{"metric": "mse_mean", "model": name, "value": 0.25} for name in demo.METHODS]
-    scale = {"train": 10_000, "test": 200, "factors": 64, "asked": 32, "epochs": 5}
+    scale = {"train": 10_000, "test": 200, "factors": 64, "kinds": 4, "epochs": 5}
     summary = {"rows": rows, "scale": scale, "command": "<b>", "commit": "c", "machine": "m"}
-    factors = demo.Factors(index, share, images, -images)
+    summary |= {"verdict": {"lines": ["Error: 1 < 2", "Intervals: b", "Factors: c"]}}
+    effect = images.expand(3, 3, 16, 16)
+    factors = demo.NamedFactors(
+        [["kind 1 at (2, 6)"] * 3] * 3, Factors(share, share, share, share, share, share, effect)
+    )
     demo.write_report(tmp_path, summary, pairs, answers, factors)
     html = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert sorted(p.stem for p in (tmp_path / "figures").iterdir()) == sorted(demo.CAPTIONS)
-    assert html.count('<img src="data:image/png;base64,') == 4
+    assert html.count('<img src="data:image/png;base64,') == 5
+    assert "<li><strong>Error.</strong> 1 &lt; 2</li>" in html
     assert "“&lt;b&gt;”" in html
-    assert "carry only 50 % of it" in html
+    assert "carry 50 % of what all" in html
+    assert "is 25.0 % of the doubt" in html
     assert "It was shown 10,000 examples" in html
     assert len({len(line) for line in demo.brief(summary).splitlines()[1:]}) == 1
 

@@ -342,7 +342,7 @@ def program(
             "--set objective.beta0=1 --preset foo",
             "'foo': expected one of anchored, calibrated, paper, ct-",
         ),
-        ("--set objective.beta0=1 --preset ../configs/demo", "heat-paper, mnist-calibrated"),
+        ("--set objective.beta0=1 --preset ../configs/heat-paper", "heat-paper, mnist-calibrated"),
         (
             "--set objective.beta0=1 --preset paper --config c.toml",
             "--preset paper beside --config c.toml: leave out one of them.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,22 @@ from typing import Any
 from torch import Tensor
 
 from vspair.data import Pairs
+from vspair.factors import Factors, Split
 from vspair.report.curves import lines
 from vspair.report.figures import ColourScale, write_figures
-from vspair.report.images import ImageRow, image_grid, in_deviations, perturbation
+from vspair.report.images import ImageRow, image_grid
 from vspair.report.page import Picture, write_page
 from vspair.report.tables import Table
 from vspair.runs.files import Groups
 from vspair.studies.words import read_words
 
-__all__ = ["CAPTIONS", "Answers", "Factors", "brief", "draw_all", "write_report"]
+__all__ = ["CAPTIONS", "Answers", "NamedFactors", "brief", "draw_all", "write_report"]
 
 Part = Mapping[str, Any]
 Rows = list[dict[str, Any]]
 
-SERIES = {"with decoder noise": "_with_noise", "without decoder noise": ""}
-"""Samples with and without the decoder's noise, and how their metrics end."""
+PARTS = ("structural", "parametric", "grain")
+"""Where doubt comes from, as attributes of :class:`vspair.factors.Split`."""
 WORDS = read_words("demo")
 METHODS = WORDS.names
 
@@ -35,26 +36,21 @@ METHODS = WORDS.names
 class Answers:
     """What the model says about a few test pairs.
 
-    Mean and standard deviation of its posterior have shape (B, H, W), samples (2, B, H, W).
+    Its answer has shape (B, H, W), samples (2, B, H, W); the variance is divided pixel by pixel.
     """
 
     pairs: Pairs
     mean: Tensor
-    std: Tensor
     samples: Tensor
+    split: Split
 
 
 @dataclass(frozen=True)
-class Factors:
-    """The factors that carry most variance for one observation, and the share of each, (k,).
+class NamedFactors:
+    """The k factors that carry most variance for each of B observations, and their names."""
 
-    What a shift by two sigma, down and up, changes in the answer has shape (k, H, W).
-    """
-
-    index: Tensor
-    share: Tensor
-    down: Tensor
-    up: Tensor
+    names: list[list[str]]
+    found: Factors
 
 
 def _value(rows: Rows, metric: str, model: str = "vsPAIR") -> float:
@@ -65,10 +61,10 @@ def brief(summary: dict[str, Any]) -> str:
     """Return the numbers that matter, of ``metrics.json``, as a few lines for a terminal."""
     rows = summary["rows"]
     errors = {text: f"{_value(rows, 'mse_mean', name):.4f}" for name, text in METHODS.items()}
-    covered = 100 * _value(rows, "coverage_90_with_noise")
     facts = {
-        "Pixels inside the 90 % interval, with noise": f"{covered:.1f} %",
+        "Pixels inside the 90 % interval": f"{100 * _value(rows, 'coverage_90'):.1f} %",
         "Factors present, on average": f"{_value(rows, 'active'):.1f}",
+        "Doubt that they carry": f"{100 * _value(rows, 'share_in_factors'):.0f} %",
         "Time to train": f"{_value(rows, 'training_seconds'):.0f} s",
     }
     return "\n".join([
@@ -93,37 +89,54 @@ def _pairs(part: Part) -> Any:
 
 def _answers(part: Part) -> Any:
     values = ColourScale.values("temperature", *(part[k] for k in ("x", "y", "mean", "samples")))
-    error = abs(part["mean"] - part["x"])
+    error, std = abs(part["mean"] - part["x"]), part["total"] ** 0.5
     titles = [f"test {i + 1}" for i in range(len(error))]
     rows = [
         ImageRow("given:\nobservation y", part["y"], values, titles),
         ImageRow("hidden:\ntruth x", part["x"], values),
-        ImageRow("our estimate\n(mean)", part["mean"], values),
+        ImageRow("our answer\n(anchor)", part["mean"], values),
         ImageRow("one possible\nanswer", part["samples"][0], values),
         ImageRow("another\npossible\nanswer", part["samples"][1], values),
-        ImageRow("our doubt\n(deviation)", part["std"], ColourScale.spread("doubt", part["std"])),
-        ImageRow("actual error", error, ColourScale.spread("|estimate $-$ truth|", error)),
+        ImageRow("our doubt\n(deviation)", std, ColourScale.spread("doubt", std)),
+        ImageRow("actual error", error, ColourScale.spread("|answer $-$ truth|", error)),
     ]
     return image_grid(rows).figure
 
 
+def _doubt(part: Part) -> Any:
+    scale = ColourScale.spread("variance", *(part[name] for name in PARTS))
+    whole = part["total"].mean((1, 2))
+    titles = [f"test {i + 1}" for i in range(len(whole))]
+    rows: list[ImageRow] = []
+    for name in PARTS:
+        # An estimate without bias may be a little below zero.
+        mean = part[name].mean((1, 2)).clamp(min=0)
+        shares = [f"{100 * float(share):.0f} %" for share in mean / whole]
+        above = [] if rows else titles
+        rows.append(ImageRow(name, part[name], replace(scale, law="root"), above, shares))
+    return image_grid(rows).figure
+
+
 def _coverage(part: Part) -> Any:
-    series = {words: part[words] for words in SERIES if words in part}
-    return lines(series, "promised: interval level (%)", "kept: pixels inside (%)")
+    return lines(
+        {"vsPAIR": part["kept"]}, "promised: interval level (%)", "kept: pixels inside (%)"
+    )
 
 
 def _factors(part: Part) -> Any:
-    shares = zip(part["index"], part["share"], strict=True)
-    labels = [f"no. {int(i)}:\n{100 * float(share):.0f} % of\nthe doubt" for i, share in shares]
-    change = [list(zip(part["down"], part["up"], strict=True))]
-    scale = ColourScale.change("change", part["down"], part["up"], share=1.0)
-    steps = [in_deviations(step) for step in (-2, 2)]
-    return perturbation({"": labels}, change, steps, (scale, scale), 1.2)
+    scale = ColourScale.change("change", part["effect"], share=1.0)
+    rows = []
+    for i, (names, shares) in enumerate(zip(part["names"], part["share"], strict=True)):
+        above = [name.replace(" at ", "\nat ") for name in names]
+        carried = [f"{100 * float(share):.0f} %" for share in shares]
+        rows.append(ImageRow(f"test {i + 1}", part["effect"][i], scale, above, carried))
+    return image_grid(rows).figure
 
 
 def draw_all(numbers: Groups, folder: Path) -> list[Path]:
     """Draw every figure whose numbers are at hand into a folder; return their paths."""
-    draws = {"pairs": _pairs, "answers": _answers, "coverage": _coverage, "factors": _factors}
+    draws = {"pairs": _pairs, "answers": _answers, "coverage": _coverage}
+    draws |= {"doubt": _doubt, "factors": _factors}
     return write_figures({k: partial(draws[k], numbers[k]) for k in draws if k in numbers}, folder)
 
 
@@ -146,7 +159,7 @@ def _error_table(rows: Rows) -> Table:
 
 
 def write_report(
-    out: Path, summary: dict[str, Any], examples: Pairs, answers: Answers, factors: Factors
+    out: Path, summary: dict[str, Any], examples: Pairs, answers: Answers, factors: NamedFactors
 ) -> None:
     """Draw the figures into ``figures/`` and write the page ``index.html``.
 
@@ -155,20 +168,21 @@ def write_report(
         summary: What ``metrics.json`` holds.
         examples: A few pairs that the model learned from.
         answers: What it says about a few test pairs.
-        factors: The strongest factors of the first of those.
+        factors: The strongest factors of those.
     """
     rows = summary["rows"]
-    numbers: Groups = {"pairs": vars(examples), "factors": vars(factors), "coverage": {}}
-    numbers["answers"] = vars(answers) | vars(answers.pairs)
-    for words, end in SERIES.items():
-        names = [r["metric"] for r in rows if re.fullmatch(rf"coverage_[\d.]+{end}", r["metric"])]
-        shares = [100 * _value(rows, name) for name in names]
-        numbers["coverage"][words] = [float(name.split("_")[1]) for name in names], shares
-    paths = draw_all(numbers, out / "figures")
     value = partial(_value, rows)
+    split, found = vars(answers.split), vars(factors.found)
+    numbers: Groups = {
+        "pairs": vars(examples),
+        "answers": vars(answers) | vars(answers.pairs) | split,
+        "coverage": {"kept": _coverage_curve(rows)},
+        "doubt": split,
+        "factors": found | {"names": factors.names},
+    }
+    paths = draw_all(numbers, out / "figures")
     facts = {
-        "Pixels inside the 90 % interval": f"{100 * value('coverage_90_with_noise'):.0f} %",
-        "The same without decoder noise": f"{100 * value('coverage_90'):.0f} %",
+        "Pixels inside the 90 % interval": f"{100 * value('coverage_90'):.0f} %",
         "Factors present, on average": f"{value('active'):.0f}",
         "Time for one sample": f"{1e3 * value('seconds_per_sample'):.2g} ms",
         "Time to train": f"{value('training_seconds'):.0f} s",
@@ -178,9 +192,19 @@ def write_report(
         "studies/demo/page.html",
         summary=summary,
         scale={k: f"{v:,}" for k, v in summary["scale"].items()},
+        verdict=[line.split(": ", 1) for line in summary["verdict"]["lines"]],
         pictures={p.stem: Picture(p.read_bytes(), CAPTIONS[p.stem]) for p in paths},
         errors=_error_table(rows),
         facts=Table(("Also measured", ""), list(facts.items())),
         value=value,
-        carried=float(factors.share.sum()),
+        carried=float(factors.found.share.sum(1).mean()),
+        structural=float(
+            answers.split.structural.mean().clamp(min=0) / answers.split.total.mean()
+        ),
     )
+
+
+def _coverage_curve(rows: Rows) -> tuple[list[float], list[float]]:
+    """Return the levels of intervals, and what they hold, both in per cent."""
+    names = [r["metric"] for r in rows if re.fullmatch(r"coverage_[\d.]+", r["metric"])]
+    return [float(name.split("_")[1]) for name in names], [100 * _value(rows, n) for n in names]

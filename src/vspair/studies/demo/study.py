@@ -1,7 +1,7 @@
 """The demonstration: learn to undo the spreading of heat, and say how sure the answer is.
 
-Pairs are generated, a small vsPAIR is trained on them, and everything is measured on pairs that
-it never saw. It takes less than two minutes on two CPU cores and ends in one HTML page.
+Pairs are generated, ``fit`` is called as a user calls it, and everything is measured on pairs that
+the model never saw. It takes less than two minutes on two CPU cores and ends in one HTML page.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from typing import Any
 
 from torch import Generator
 
-from vspair import config as configs
 from vspair import runs
-from vspair.config import Config
+from vspair.anchored import AnchoredModel
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.evaluation import answer_seconds, score_method
 from vspair.fitting import fit
 from vspair.methods import AnswerMean, AnswerY, Ridge, Wiener
-from vspair.model import InverseModel
-from vspair.posterior import LatentPosterior, Method
+from vspair.posterior import Method
 from vspair.problems.heat import HeatProblem
-from vspair.studies.demo.drawing import Answers, Factors, write_report
+from vspair.studies.demo.drawing import Answers, NamedFactors, write_report
 from vspair.studies.results import Row, summary
-from vspair.uncertainty import traversal
+from vspair.verdict import Verdict
 
 __all__ = ["demo"]
 
@@ -45,9 +43,9 @@ FILES = ("run", "figures", "metrics.json", "index.html")
 def demo(
     out: Path,
     *,
-    epochs: int | None = None,
-    pairs: int = 10000,
+    pairs: int = 4000,
     test: int = 200,
+    minutes: float = 1.0,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train, measure and write a page; return what ``metrics.json`` holds.
@@ -56,25 +54,23 @@ def demo(
 
     Arguments:
         out: A new folder to fill: ``run/``, ``metrics.json``, ``figures/`` and ``index.html``.
-        epochs: Passes over the pairs; from the configuration ``demo`` where not given.
         pairs: How many pairs to learn from.
         test: How many other pairs to measure on.
+        minutes: How long to train on two CPU cores, about.
         progress: Whether to show a progress bar.
     """
-    config = configs.shipped("demo")
-    if epochs is not None:
-        config = configs.override(config, {"training": {"epochs": epochs}})
     with _new_folder(Path(out)) as folder:
         train, unseen = (Pairs(*PROBLEM.pairs(n, seed=i)) for i, n in enumerate((pairs, test)))
-        start = time.perf_counter()
-        model = fit(
-            train.x, train.y, config=config, out=folder / "run", device="cpu", progress=progress
-        )
+        run, start = folder / "run", time.perf_counter()
+        model = fit(train.x, train.y, minutes=minutes, out=run, device="cpu", progress=progress)
         seconds = _row("training_seconds", time.perf_counter() - start)
+        assert isinstance(model, AnchoredModel)
         rows = [*_rows(model, train, unseen), seconds]
-        metrics = _save(folder / "metrics.json", config, {"train": pairs, "test": test}, rows)
-        factors = _factors(model.posterior(unseen.y[:1]), SHOWN)
-        write_report(folder, metrics, train[:SHOWN], _answers(model, unseen[:SHOWN]), factors)
+        sizes = {"train": pairs, "test": test, "epochs": runs.Run(run).config.training.epochs}
+        metrics = _save(folder / "metrics.json", model, sizes, rows)
+        shown = unseen[:SHOWN]
+        answers, factors = _answers(model, shown), _factors(model, shown)
+        write_report(folder, metrics, train[:SHOWN], answers, factors)
     return metrics
 
 
@@ -110,7 +106,7 @@ def _remove(out: Path, keep: bool) -> None:
 # -- numbers --------------------------------------------------------------------------------
 
 
-def _rows(model: InverseModel, train: Pairs, test: Pairs) -> list[Row]:
+def _rows(model: AnchoredModel, train: Pairs, test: Pairs) -> list[Row]:
     """Return the scores of the model and of methods without a network, all in the same way."""
     methods: dict[str, Method] = {
         "vsPAIR": model,
@@ -126,28 +122,31 @@ def _rows(model: InverseModel, train: Pairs, test: Pairs) -> list[Row]:
             method, test.x, test.y, samples=SAMPLES, chunk=len(test), levels=LEVELS
         ).items()
     ]
-    rows.append(_row("parameters", model.n_parameters))
     seconds = answer_seconds(model, test.y[:1], samples=SAMPLES) / SAMPLES
-    return [*rows, _row("seconds_per_sample", seconds)]
+    mean = {row.metric: row.value for row in rows if row.model == "vsPAIR"}
+    return [
+        *rows,
+        _row("share_in_factors", mean["variance_factors"] / mean["variance"]),
+        _row("parameters", model.n_parameters),
+        _row("seconds_per_sample", seconds),
+    ]
 
 
 def _row(metric: str, value: float, model: str = "vsPAIR") -> Row:
-    return Row(model, "calibrated" if model == "vsPAIR" else "", metric, value)
+    return Row(model, "anchored" if model == "vsPAIR" else "", metric, value)
 
 
-def _save(path: Path, config: Config, sizes: dict[str, int], rows: list[Row]) -> dict[str, Any]:
-    """Write the numbers and return what was written."""
-    scale = {
-        **sizes,
-        "epochs": config.training.epochs,
-        "samples": SAMPLES,
-        "factors": config.model.x_size,
-        "asked": config.objective.active,
-        "paper_scale": False,
-    }
+def _save(
+    path: Path, model: AnchoredModel, sizes: dict[str, int], rows: list[Row]
+) -> dict[str, Any]:
+    """Write the numbers and the verdict, and return what was written."""
+    assert isinstance(model.verdict, Verdict)
+    scale = {**sizes, "samples": SAMPLES, "kinds": model.kinds}
+    scale |= {"factors": model.n_factors, "paper_scale": False}
     made = {"command": runs.command_line() or "vspair demo", "commit": runs.commit()}
     made["machine"] = runs.machine()
-    text = json.dumps(summary("demo", made, scale, rows), indent=1) + "\n"
+    found = summary("demo", made, scale, rows) | {"verdict": model.verdict.as_dict()}
+    text = json.dumps(found, indent=1) + "\n"
     runs.write_text(path, text)
     return dict(json.loads(text))
 
@@ -155,16 +154,15 @@ def _save(path: Path, config: Config, sizes: dict[str, int], rows: list[Row]) ->
 # -- what the page shows --------------------------------------------------------------------
 
 
-def _answers(model: InverseModel, pairs: Pairs) -> Answers:
+def _answers(model: AnchoredModel, pairs: Pairs) -> Answers:
     """Return what the model says about a few pairs."""
     posterior = model.posterior(pairs.y)
-    mean, std = posterior.moments(SAMPLES, Generator().manual_seed(0))
-    return Answers(pairs, mean, std, posterior.sample(2, Generator().manual_seed(2)))
+    split = posterior.split(1000, generator=Generator().manual_seed(0))
+    return Answers(pairs, posterior.mean(), posterior.sample(2, Generator().manual_seed(2)), split)
 
 
-def _factors(posterior: LatentPosterior, count: int) -> Factors:
-    """Return the factors that carry most of the doubt about one observation."""
-    found = posterior.factors(count)
-    moved = traversal(posterior, found.index, (-2.0, 2.0))
-    down, up = (moved - posterior.approximate_mean()[:, None, None])[0].unbind(1)
-    return Factors(found.index[0], found.share[0], down, up)
+def _factors(model: AnchoredModel, pairs: Pairs) -> NamedFactors:
+    """Return the factors that carry most of the doubt about each of a few pairs."""
+    found = model.posterior(pairs.y).factors(SHOWN)
+    names = [[model.factor_name(index) for index in row] for row in found.index.tolist()]
+    return NamedFactors(names, found)
