@@ -380,11 +380,11 @@ def test_a_good_verdict_names_numbers_and_no_fault() -> None:
 @pytest.mark.parametrize(
     ("changes", "line", "words"),
     [
-        ({"mse": 0.21}, 0, "WORSE than ridge: use more pairs"),
+        ({"mse": 0.21}, 0, "WORSE than ridge: more pairs"),
         ({"mse": 0.1, "mse_y": 0.05}, 0, "WORSE than y itself"),
         ({"mse": 0.1, "mse_first": 0.05, "mse_y": 0.07}, 0, "WORSE than the first guesses"),
         ({"mse": 1.1, "mse_ridge": 1.2}, 0, "WORSE than the mean"),
-        ({"coverage": 0.8}, 1, "OVER-CONFIDENT: give groups"),
+        ({"coverage": 0.8}, 1, "OVER-CONFIDENT: use more pairs, and groups"),
         ({"coverage": 0.97}, 1, "wider than they need be"),
         ({"active": 4.5}, 2, "MISSES the 5 asked for"),
         ({"active": 5.5}, 2, "MISSES the 5 asked for"),

@@ -103,11 +103,11 @@ def test_the_number_of_factors_is_a_promise(
     linear: tuple[Linear, AnchoredModel, tuple[Tensor, Tensor]],
 ) -> None:
     problem, model, (_, y) = linear
-    code, fresh = (model.posterior(v).code for v in (y, problem.pairs(1000, 1)[1]))
+    code, fresh = (model.posterior(v).code for v in (y[::2], problem.pairs(1000, 1)[1]))
     assert isinstance(code, SpikeSlab | Mixture)
     assert isinstance(fresh, SpikeSlab | Mixture)
-    # Held-out pairs set the threshold: what is missing is less than one gate of 200 answers.
-    assert abs(float(code.counts()[0].mean()) - 5) < 1 / 200 + 1e-4
+    # Half of them set the threshold: what is missing is less than one gate of 100 answers.
+    assert abs(float(code.counts()[0].mean()) - 5) < 1 / 100 + 1e-4
     assert abs(float(fresh.counts()[0].mean()) - 5) < 0.25
     _, present, hedged = code.counts()
     assert abs(float(present.mean()) - 5) < 1
@@ -121,11 +121,12 @@ def test_the_verdict_is_of_the_held_out_pairs(
     linear: tuple[Linear, AnchoredModel, tuple[Tensor, Tensor]],
 ) -> None:
     problem, model, (x, y) = linear
+    x, y = x[1::2], y[1::2]  # the others choose
     found = model.verdict
     assert isinstance(found, Verdict)
     scores = vspair.evaluate(model, x, y)
     train_x, _ = problem.pairs(2000, 0)
-    assert found.pairs == 200
+    assert found.pairs == 100
     assert found.mse == pytest.approx(scores["mse_mean"])
     assert found.coverage == pytest.approx(scores["coverage_90"])
     assert found.share == pytest.approx(scores["share_in_factors"])
@@ -521,7 +522,7 @@ def test_there_are_four_factors_for_each_one_asked_for() -> None:
             )
         ),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_bad_input_is_explained(how: dict[str, Any], message: str, tmp_path: Path) -> None:
     x, y = _vectors()

@@ -38,7 +38,7 @@ BaseName = Literal["none", "ridge", "first"]
 First = Callable[[Tensor], Any]
 """From observations (B, *y_shape) to first guesses (B, *x_shape)."""
 
-STEEPNESS = 5.0
+STEEPNESS = 10.0
 """How much faster gates close below 1/2 than they open above: few stay undecided."""
 
 MOST_ODDS = 9.0
@@ -306,7 +306,8 @@ class AnchoredModel(InverseModel):
             left: Residuals less what their own codes decode to, with shape (N, *x_shape).
         """
         last = self.grain_reader.maps
-        assert isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d) and last.bias is not None
+        assert isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d)
+        assert last.bias is not None
         maps = self.frame.maps(left)
         rms = maps.square().mean((0, *range(2, maps.ndim))).sqrt().clamp(min=1e-8)
         start = (rms.log() - self.thresholds.log_width).clamp(*LOG_GRAIN)

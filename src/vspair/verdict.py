@@ -93,16 +93,17 @@ class Verdict:
         name, best = min(self.floors.items(), key=lambda item: item[1])
         if self.mse <= 1.005 * best:
             return line
-        return f"{line} That is WORSE than {name}: use more pairs or minutes, or anchor = 'ridge'."
+        return (
+            f"{line} That is WORSE than {name}: more pairs may help; look for outliers, and for "
+            "pairs that do not belong together."
+        )
 
     def _interval_line(self) -> str:
         line = (
             f"Intervals: 90 % intervals hold {100 * self.coverage:.1f} % of the held-out values."
         )
         if self.coverage < 0.85:
-            return (
-                f"{line} They are OVER-CONFIDENT: more pairs help, groups where they are related."
-            )
+            return f"{line} They are OVER-CONFIDENT: use more pairs, and groups if related."
         if self.coverage > 0.96:
             return f"{line} They are wider than they need be: more pairs or minutes may help."
         return line

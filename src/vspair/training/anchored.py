@@ -635,7 +635,8 @@ class AnchoredTraining:
         trust = float((left * added).sum() / added.square().sum().clamp(min=1e-30))
         trust = 1.0 if model.anchored.anchor == "network" else min(max(trust, 0.0), 1.0)
         before, after = (float((left - t * added).square().mean()) for t in (0.0, trust))
-        self.say(f"networks: {after / before:.3g} times the error before, on held-out pairs")
+        share = after / max(before, 1e-30)
+        self.say(f"networks: {share:.3g} times the error before, on held-out pairs")
         if model.anchored.anchor != "network" and after > 0.99 * before:
             self.say("networks: no better than what they correct; left out")
             trust = 0.0
