@@ -94,6 +94,9 @@ MOST_FACTORS = 200.0
 WIDTHS = tuple(1.1**k for k in range(16))
 """What the grain as a whole may be widened by."""
 
+FEW_FACTORS = 16.0
+"""Where no more factors than this may be open, all of them are."""
+
 KNEE_AT, FALL_UNTIL = 0.3, 0.6
 """The shares of the code's training between which the number of open gates falls."""
 
@@ -397,36 +400,33 @@ class _CodeStage:
         """
         if not float(self.state.active) and progress >= KNEE_AT:
             self.state.active.fill_(self.knee())
-        held, size = self.held, self.held.residual[0].numel()
+        return {"score": -self.held_bound(self.budget(progress))}
+
+    @torch.no_grad()
+    def held_bound(self, budget: float) -> float:
+        """Return the bound on held-out pairs, by entry, up to a constant, for a budget."""
+        held, squares, nats = self.held, 0.0, 0.0
         generator = Generator(held.seen.device).manual_seed(0)
-        squares, nats = 0.0, 0.0
         for rows in torch.arange(len(held.residual)).split(256):
-            q, p, _, _ = self.codes(held, rows, self.budget(progress))
+            q, p, _, _ = self.codes(held, rows, budget)
             decoded = self.model.x_decoder(q.rsample(generator)) - self.model.centre(p)
             squares += float((held.residual[rows] - decoded).double().square().sum())
             nats += float(divergence(q, p).double().sum())
-        mse = max(squares / held.residual.numel(), 1e-30)
-        return {"score": 0.5 * math.log(mse) + nats / (len(held.residual) * size)}
+        count = held.residual.numel()
+        return -0.5 * math.log(max(squares / count, 1e-30)) - nats / count
 
     @torch.no_grad()
     def knee(self) -> float:
-        """Return the number of factors after which more of them explain little more."""
+        """Return the number of factors after which more of them add little to the bound.
+
+        Where x has so few entries that a curve has no room to bend, as many as there may be.
+        """
+        if self.most <= FEW_FACTORS:
+            return self.most
         counts = [1.0]
         while counts[-1] * 1.3 < self.most:
             counts.append(math.ceil(counts[-1] * 1.3))
-        shares = [self.explained(k) for k in counts]
-        return find_knee(counts, shares)
-
-    @torch.no_grad()
-    def explained(self, budget: float) -> float:
-        """Return the share of the held-out squared residual that a budget of factors explains."""
-        every = torch.arange(min(len(self.held.residual), 1000))
-        residual, left = self.held.residual[every], 0.0
-        for rows in every.split(256):
-            q, p, _, _ = self.codes(self.held, rows, budget)
-            decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
-            left += float((residual[rows] - decoded).double().square().sum())
-        return 1 - left / max(float(residual.double().square().sum()), 1e-30)
+        return find_knee(counts, [self.held_bound(k) for k in counts])
 
     @torch.no_grad()
     def settle(self) -> None:
