@@ -417,7 +417,7 @@ class _CodeStage:
 
     @torch.no_grad()
     def knee(self) -> float:
-        """Return the number of factors after which more of them add little to the bound.
+        """Return the number of factors after which more of them explain little more.
 
         Where x has so few entries that a curve has no room to bend, as many as there may be.
         """
@@ -426,7 +426,17 @@ class _CodeStage:
         counts = [1.0]
         while counts[-1] * 1.3 < self.most:
             counts.append(math.ceil(counts[-1] * 1.3))
-        return find_knee(counts, [self.held_bound(k) for k in counts])
+        return find_knee(counts, [self.explained(k) for k in counts])
+
+    @torch.no_grad()
+    def explained(self, budget: float) -> float:
+        """Return the share of the held-out squared residual that a budget of factors explains."""
+        residual, left = self.held.residual, 0.0
+        for rows in torch.arange(len(residual)).split(256):
+            q, p, _, _ = self.codes(self.held, rows, budget)
+            decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
+            left += float((residual[rows] - decoded).double().square().sum())
+        return 1 - left / max(float(residual.double().square().sum()), 1e-30)
 
     @torch.no_grad()
     def settle(self) -> None:
