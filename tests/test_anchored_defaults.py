@@ -1,0 +1,75 @@
+"""What the defaults of the anchored model do about y itself, networks, copies and widths."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Generator
+
+import vspair
+from vspair.anchored import AnchoredModel
+from vspair.anchored_fit import _hold_out, _same_pairs
+from vspair.data import Pairs
+from vspair.training.anchored import find_knee
+
+QUIET = {"progress": False, "device": "cpu", "epochs": 12}
+
+
+def test_ridge_starts_from_y_where_that_is_nearer_than_the_mean() -> None:
+    g = Generator().manual_seed(0)
+    x = torch.randn(60, 40, generator=g)
+    y = x + 0.3 * torch.randn(60, 40, generator=g)
+    model = vspair.fit(x, y, anchor="ridge", **QUIET)  # type: ignore[arg-type]
+    assert isinstance(model, AnchoredModel)
+    assert model.made.toward_y
+    fresh = torch.randn(500, 40, generator=g)
+    seen = fresh + 0.3 * torch.randn(500, 40, generator=g)
+    error = (model.posterior(seen).mean() - fresh).square().mean()
+    assert float(error) < 1.05 * float((seen - fresh).square().mean())
+
+
+def test_networks_that_do_not_help_are_left_out() -> None:
+    g = Generator().manual_seed(0)
+    y = torch.randn(300, 5, generator=g)
+    x = y @ torch.randn(5, 3, generator=g) + torch.randn(300, 3, generator=g)
+    linear = vspair.fit(x, y, **QUIET)  # type: ignore[arg-type]
+    curved = vspair.fit(torch.cat((x, 3 * y[:, :1] ** 2), 1), y, **QUIET)  # type: ignore[arg-type]
+    assert isinstance(linear, AnchoredModel)
+    assert isinstance(curved, AnchoredModel)
+    assert linear.made.networks == 0
+    assert curved.made.networks == 5
+    assert 0.5 < float(curved.trust) <= 1
+
+
+def test_deviations_follow_each_entry_without_widening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of unequal noise: an average over them would hide what is wrong with each."""
+    monkeypatch.setattr("vspair.training.anchored.WIDTHS", (1.0,))
+    g, std = Generator().manual_seed(0), torch.tensor([1.0, 0.5, 0.25, 0.12])
+    y = torch.randn(2400, 4, generator=g)
+    x = y + std * torch.randn(2400, 4, generator=g)
+    model = vspair.fit(x[:1400], y[:1400], anchor="ridge", **QUIET)  # type: ignore[arg-type]
+    found = model.posterior(y[1400:]).std(400, Generator().manual_seed(0)).mean(0)
+    assert (found / std).tolist() == pytest.approx([1.0] * 4, rel=0.25)
+
+
+def test_the_same_pairs_are_one_group() -> None:
+    x = torch.tensor([[1.0], [2.0], [1.0], [1.0]])
+    y = torch.tensor([[5.0], [5.0], [5.0], [6.0]])
+    assert _same_pairs(Pairs(x, y)).tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_held_out_groups_are_never_most_of_the_pairs(seed: int) -> None:
+    groups = torch.tensor([0] * 90 + [1] * 5 + [2] * 5)
+    held = _hold_out(groups, 0.1, seed)
+    assert 0 not in held
+    assert len(held) >= 1
+    equal = _hold_out(torch.arange(50), 0.1, seed)
+    assert len(set(equal.tolist())) == 5
+
+
+def test_a_curve_that_falls_has_its_knee_at_the_start() -> None:
+    assert find_knee([1, 2, 3, 4], [0, -0.1, -0.3, -0.2]) == 1
+    rising = [1 - 0.5**k for k in range(1, 9)]
+    assert all(a < b for a, b in pairwise(rising))
+    assert find_knee(range(1, 9), rising) in (2, 3)
