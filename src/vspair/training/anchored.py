@@ -91,8 +91,8 @@ LEAST_SIGNAL = 48
 MOST_FACTORS = 200.0
 """How many gates are open at first where no number was asked for."""
 
-WIDTHS = tuple(1.1**k for k in range(16))
-"""What the grain as a whole may be widened by."""
+WIDTHS = tuple(1.1**k for k in range(-10, 16))
+"""What the grain as a whole may be multiplied by."""
 
 FEW_FACTORS = 16.0
 """Where no more factors than this may be open, all of them are."""
@@ -484,9 +484,10 @@ class _GrainStage:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Widen the grain as a whole until held-out answers score best, never narrow it.
+        """Widen or narrow the grain as a whole until held-out answers score best.
 
-        The code of a y that was not trained on is less sure of itself than it was in training.
+        The code of a y that was not trained on may be less sure of itself than it was in training,
+        and out-of-fold residuals may be larger than those of the answer, a mean of networks.
         """
         width = _in_parts(self.model.grain, self.held.seen)
         scores = [held_crps(self.model, self.held, wider * width) for wider in WIDTHS]
