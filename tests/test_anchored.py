@@ -14,7 +14,7 @@ from vspair.config import AnchoredConfig, ModelConfig
 from vspair.evaluation import scores
 from vspair.networks.spatial import Domain, PlaceDecoder
 from vspair.posterior import LatentPosterior
-from vspair.training.anchored import count_open, find_knee, solve_budget
+from vspair.training.doubt import count_open, find_knee, solve_budget
 from vspair.verdict import Verdict
 
 

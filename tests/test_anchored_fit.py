@@ -20,8 +20,9 @@ from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.posterior import LatentPosterior
 from vspair.runs import Run, describe, read_tensors, write_tensors
-from vspair.training.anchored import AnchoredTraining, _Networks, prepare, tell_domain
+from vspair.training.anchored import AnchoredTraining, _Networks
 from vspair.training.interrupts import Interrupted
+from vspair.training.prepared import prepare, tell_domain
 from vspair.training.stage import Stage
 from vspair.verdict import Verdict
 
@@ -150,7 +151,7 @@ def test_residuals_of_few_pairs_are_as_large_as_those_of_fresh_ones(
 
     Held-out pairs would make up for it by a wider grain, so they are not asked here.
     """
-    monkeypatch.setattr("vspair.training.anchored.WIDTHS", (1.0,))
+    monkeypatch.setattr("vspair.training.doubt.WIDTHS", (1.0,))
     g = Generator().manual_seed(0)
     y = torch.randn(1080, 120, generator=g)
     x = y[:, :6] + torch.randn(1080, 6, generator=g)

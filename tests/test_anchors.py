@@ -11,7 +11,7 @@ from vspair.anchors import ridge as ridges
 from vspair.anchors.folds import as_groups
 from vspair.anchors.ridge import choose_penalties, ridge_steps
 from vspair.errors import VspairError
-from vspair.training.anchored import fit_ridge
+from vspair.training.prepared import fit_ridge
 
 PENALTIES = (1e-2, 1.0, 30.0, 1e4)
 

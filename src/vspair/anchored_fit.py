@@ -20,7 +20,8 @@ from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
 from vspair.networks.spatial import Frame
 from vspair.runs import Run
-from vspair.training.anchored import AnchoredTraining, tell_domain
+from vspair.training.anchored import AnchoredTraining
+from vspair.training.prepared import tell_domain
 from vspair.verdict import Verdict, judge
 
 __all__ = ["AnchorChoice", "AnchoredFit", "plan_epochs", "suggest_kinds"]

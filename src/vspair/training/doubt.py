@@ -1,0 +1,330 @@
+r"""What is left in doubt: the stages that learn its code and its grain.
+
+The *code* is learned by the conditional bound on the out-of-fold residual e = x - r(y),
+
+.. math:: \log p(e \mid y) \ge \mathrm{E}_{q(z \mid e, y)}
+          \log \mathcal{N}(e \mid d(z) - d(\bar z), s^2)
+          - \mathrm{KL}(q(z \mid e, y) \,\|\, p(z \mid y)),
+
+with one constant width s and a budget of open gates that is solved for in every batch. The *grain*
+is a width for each entry, of what the residual's own code leaves, by the fair CRPS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from vspair.anchored import AnchoredModel
+from vspair.codes import Mixture, SpikeSlab
+from vspair.metrics import crps
+
+__all__ = ["CodeStage", "Doubt", "GrainStage", "find_knee", "in_parts", "solve_budget"]
+
+MOST_FACTORS = 200.0
+"""How many gates are open at first where no number was asked for."""
+
+WIDTHS = tuple(1.1**k for k in range(-10, 16))
+"""What the grain as a whole may be multiplied by."""
+
+FEW_FACTORS = 16.0
+"""Where no more factors than this may be open, all of them are."""
+
+KNEE_AT, FALL_UNTIL = 0.3, 0.6
+"""The shares of the code's training between which the number of open gates falls."""
+
+DRIFT = 0.01
+"""The weight of the mean square of gates, which keeps them and their shift where they are."""
+
+SLAB = 0.01
+"""The weight of the KL of strengths to a standard normal, which fixes their scale."""
+
+
+def count_open(gates: Tensor, log_weights: Tensor, shift: Tensor) -> Tensor:
+    """Return how many gates (B, m, l) are above a shift, on average over modes and the batch."""
+    return ((gates > shift).float().sum(-1) * log_weights.exp()).sum(1).mean()
+
+
+@torch.no_grad()
+def solve_budget(gates: Tensor, log_weights: Tensor, active: float) -> Tensor:
+    """Return the shift above which so many gates are, on average: by bisection, a scalar.
+
+    Arguments:
+        gates: Log-odds, with shape (B, m, l).
+        log_weights: Logarithms of the modes' probabilities, with shape (B, m).
+        active: The number K of open gates.
+    """
+    low, high = gates.min() - 1, gates.max() + 1
+    for _ in range(24):
+        middle = (low + high) / 2
+        many = count_open(gates, log_weights, middle) > active
+        low, high = torch.where(many, middle, low), torch.where(many, high, middle)
+    return high
+
+
+@torch.no_grad()
+def in_parts(f: Callable[[Tensor], Any], inputs: Tensor, size: int = 256) -> Tensor:
+    """Return what a function makes of inputs (N, ...), some at a time."""
+    return torch.cat([f(part) for part in inputs.split(size)])
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What is left in doubt: residuals of answers, and what their codes are read from.
+
+    Arguments:
+        seen: Features and corrections, normalised, with shape (N, channels, *size).
+        residual: In units of the residual, with shape (N, *x_shape).
+    """
+
+    seen: Tensor
+    residual: Tensor
+
+
+def _ramp(progress: float, start: float, end: float) -> float:
+    return min(1.0, max(0.0, (progress - start) / (end - start)))
+
+
+def divergence(q: SpikeSlab, p: SpikeSlab | Mixture) -> Tensor:
+    """Return KL(q || p), or its bound for several modes, with shape (B,)."""
+    return p.kl_from(q) if isinstance(p, Mixture) else q.kl(p).sum(-1)
+
+
+class CodeStage:
+    """Trains code, decoder and one constant width on residuals that are out of fold.
+
+    The number of open gates falls from many, so that factors learn what they are before they
+    compete, to those asked for. Where none were asked for, the knee is chosen on the way.
+    """
+
+    def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
+        self.model, self.doubt, self.held = model, doubt, held
+        self.state, self.beta = model.thresholds, model.anchored.beta
+        self.parts = nn.ModuleList(
+            (model.x_encoder, model.x_decoder, model.code_reader, model.thresholds)
+        )
+        self.state.active.fill_(model.anchored.active)
+        self.drift: Tensor | float = 0.0
+
+    @property
+    def most(self) -> float:
+        """How many gates are open at first."""
+        asked, half = float(self.state.active), 0.5 * self.model.n_factors
+        if asked:
+            return max(asked, min(4 * asked, half))
+        return min(half, MOST_FACTORS, 2.0 * self.doubt.residual[0].numel())
+
+    def budget(self, progress: float) -> float:
+        """Return how many gates are open after a share of the stage."""
+        if not float(self.state.active):
+            return self.most
+        fall = _ramp(progress, KNEE_AT, FALL_UNTIL)
+        return self.most * (float(self.state.active) / self.most) ** fall
+
+    def _solve(self, gates: Tensor, log_weights: Tensor, budget: float) -> Tensor:
+        """Return the shift of a budget; none where gates are left to themselves."""
+        if not self.model.anchored.budget:
+            return torch.zeros_like(self.state.answer)
+        return solve_budget(gates, log_weights, budget)
+
+    def codes(
+        self, doubt: Doubt, rows: Tensor, budget: float
+    ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor, Tensor]:
+        """Return the codes q of residuals and p of their y for a budget, and their shifts."""
+        model = self.model
+        numbers = model.code_reader(doubt.seen[rows])[1]
+        parts, weights = model.modes_of(numbers)
+        shift = self._solve(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
+        own = model.own_numbers(doubt.residual[rows], doubt.seen[rows])
+        # Only what lies between gates and their shift matters: without this both may run away.
+        self.drift = sum(t.chunk(3, -1)[2].square().mean() for t in (parts, own))
+        gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
+        own_shift = self._solve(gates, torch.zeros_like(gates[:, :, 0]), budget)
+        p = model.read_code(numbers, shift)
+        return model.with_gates(own, own_shift), p, own_shift, shift
+
+    def loss(
+        self, rows: Tensor, generator: Generator, progress: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return minus the bound, by entry, and its parts."""
+        model, state = self.model, self.state
+        q, p, own_shift, shift = self.codes(self.doubt, rows, self.budget(progress))
+        decoded = model.x_decoder(q.rsample(generator)) - model.centre(p)
+        mse = (self.doubt.residual[rows] - decoded).square().mean()
+        with torch.no_grad():
+            rate = max(0.02, 0.5 * (1 - progress) ** 2)
+            state.answer.lerp_(shift, rate)
+            state.own.lerp_(own_shift, rate)
+            state.log_width.lerp_(0.5 * mse.log(), rate)
+        # Gradients of the KL at the side of q are weighed by beta: p follows q in any case.
+        pull = self.beta * divergence(q, p.detach()) + divergence(q.detach(), p)
+        # With the best width for an error, the fit is the logarithm of the error.
+        size = self.doubt.residual[0].numel()
+        fit = 0.5 * size * mse.log()
+        weight = _ramp(progress, 0.05, 0.45)
+        loss = fit + weight * pull.mean() + SLAB * q.kl_slab().sum(-1).mean()
+        loss = loss + DRIFT * self.drift
+        kl = divergence(q.detach(), p.detach()).mean()
+        return loss / size, {"mse": mse.detach(), "kl": kl}
+
+    @torch.no_grad()
+    def score(self, progress: float) -> dict[str, float]:
+        """Return minus the bound on held-out pairs, by entry, at the budget of the time.
+
+        Marginal scores, such as the CRPS, hardly tell a sharp code from a vague one.
+        """
+        if not float(self.state.active) and progress >= KNEE_AT:
+            self.state.active.fill_(self.knee())
+        return {"score": -self.held_bound(self.budget(progress))}
+
+    @torch.no_grad()
+    def held_bound(self, budget: float) -> float:
+        """Return the bound on held-out pairs, by entry, up to a constant, for a budget."""
+        held, squares, nats = self.held, 0.0, 0.0
+        generator = Generator(held.seen.device).manual_seed(0)
+        for rows in torch.arange(len(held.residual)).split(256):
+            q, p, _, _ = self.codes(held, rows, budget)
+            decoded = self.model.x_decoder(q.rsample(generator)) - self.model.centre(p)
+            squares += float((held.residual[rows] - decoded).double().square().sum())
+            nats += float(divergence(q, p).double().sum())
+        count = held.residual.numel()
+        return -0.5 * math.log(max(squares / count, 1e-30)) - nats / count
+
+    @torch.no_grad()
+    def knee(self) -> float:
+        """Return the number of factors after which more of them explain little more.
+
+        Where x has so few entries that a curve has no room to bend, as many as there may be.
+        """
+        if self.most <= FEW_FACTORS:
+            return self.most
+        counts = [1.0]
+        while counts[-1] * 1.3 < self.most:
+            counts.append(math.ceil(counts[-1] * 1.3))
+        return find_knee(counts, [self.explained(k) for k in counts])
+
+    @torch.no_grad()
+    def explained(self, budget: float) -> float:
+        """Return the share of the held-out squared residual that a budget of factors explains."""
+        residual, left = self.held.residual, 0.0
+        for rows in torch.arange(len(residual)).split(256):
+            q, p, _, _ = self.codes(self.held, rows, budget)
+            decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
+            left += float((residual[rows] - decoded).double().square().sum())
+        return 1 - left / max(float(residual.double().square().sum()), 1e-30)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Set where gates open so that held-out answers have the number of factors promised."""
+        model, held = self.model, self.held
+        numbers = in_parts(lambda s: model.code_reader(s)[1], held.seen)
+        parts, weights = model.modes_of(numbers)
+        active = float(self.state.active)
+        self.state.answer.copy_(self._solve(parts.chunk(3, -1)[2], weights, active))
+        every = torch.arange(len(held.seen)).split(256)
+        own = torch.cat([model.own_numbers(held.residual[r], held.seen[r]) for r in every])
+        gates = own.chunk(3, -1)[2].unsqueeze(1)
+        self.state.own.copy_(self._solve(gates, torch.zeros_like(gates[:, :, 0]), active))
+
+
+def find_knee(counts: Sequence[float], scores: Sequence[float]) -> float:
+    """Return the count at which a rising curve of scores bends most.
+
+    Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011: the point that lies
+    highest above the line from the first to the last.
+    """
+    best = list(accumulate(scores, max))  # more factors can be left out: they never do worse
+    width, height = counts[-1] - counts[0] or 1.0, best[-1] - best[0] or 1.0
+    above = [
+        (s - best[0]) / height - (c - counts[0]) / width for c, s in zip(counts, best, strict=True)
+    ]
+    return counts[above.index(max(above))]
+
+
+class GrainStage:
+    """Trains the width of the grain for each entry: what the residual's own code does not explain.
+
+    By the fair CRPS, which outliers do not rule. Trained on answers instead, where factors are
+    drawn from the code of y, the grain would take over what factors say.
+    """
+
+    def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
+        self.model, self.doubt, self.held = model, doubt, held
+
+    def loss(
+        self, rows: Tensor, generator: Generator, _: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the CRPS of residuals, given their own codes."""
+        return self._crps(self.doubt, rows, generator), {}
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Widen or narrow the grain as a whole until held-out answers score best.
+
+        The code of a y that was not trained on may be less sure of itself than it was in training,
+        and out-of-fold residuals may be larger than those of the answer, a mean of networks.
+        """
+        width = in_parts(self.model.grain, self.held.seen)
+        scores = [held_crps(self.model, self.held, wider * width) for wider in WIDTHS]
+        self.model.thresholds.log_width += math.log(WIDTHS[scores.index(min(scores))])
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Let the grain start at what own codes leave of some residuals."""
+        model, rows = self.model, torch.arange(min(len(self.doubt.seen), 512))
+        seen, residual = self.doubt.seen[rows], self.doubt.residual[rows]
+        q, p = model.encode(residual, seen), model.read_code(model.code_reader(seen)[1])
+        model.start_grain(residual - (model.x_decoder(q.mean) - model.centre(p)))
+
+    def _crps(self, doubt: Doubt, rows: Tensor, generator: Generator) -> Tensor:
+        """Return the CRPS of two samples of the residuals' own codes with grain, a scalar."""
+        model, seen = self.model, doubt.seen[rows]
+        with torch.no_grad():
+            p = model.read_code(model.code_reader(seen)[1])
+            q = model.encode(doubt.residual[rows], seen)
+            centre = model.centre(p)
+            drawn = model.x_decoder(q.rsample(generator)) - centre
+        # One sample of the code, twice the grain: what two would differ by is not grain.
+        return fair_crps((drawn, drawn), model.grain(seen), doubt.residual[rows], generator)
+
+    @torch.no_grad()
+    def score(self, _: float) -> dict[str, float]:
+        """Return the CRPS of what their own codes say of held-out residuals."""
+        held, total = self.held, 0.0
+        generator = Generator(held.seen.device).manual_seed(0)
+        for rows in torch.arange(len(held.seen)).split(256):
+            total += float(self._crps(held, rows, generator)) * len(rows)
+        return {"score": total / len(held.seen)}
+
+
+def fair_crps(
+    drawn: Sequence[Tensor], width: Tensor, truth: Tensor, generator: Generator
+) -> Tensor:
+    """Return the fair CRPS of two samples with grain, a scalar."""
+    a, b = (s + width * _noise(width, generator) for s in drawn)
+    return 0.5 * ((a - truth).abs() + (b - truth).abs() - (a - b).abs()).mean()
+
+
+def _noise(like: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+
+
+@torch.no_grad()
+def held_crps(model: AnchoredModel, held: Doubt, width: Tensor, samples: int = 8) -> float:
+    """Return the CRPS of answers to held-out pairs, in units of the residual."""
+    generator, total = Generator(width.device).manual_seed(0), 0.0
+    for rows in torch.arange(len(width)).split(256):
+        p = model.read_code(model.code_reader(held.seen[rows])[1])
+        centre = model.centre(p)
+        drawn = torch.stack(
+            [model.x_decoder(p.rsample(generator)) - centre for _ in range(samples)]
+        )
+        drawn += width[rows] * _noise(drawn, generator)
+        total += float(crps(drawn, held.residual[rows]).double().mean()) * len(rows)
+    return total / len(width)

@@ -1,0 +1,181 @@
+"""What the anchored model is trained on: features and residuals, each pair's out of fold.
+
+A pair is answered by a ridge regression that was fitted to other folds; what that leaves is the
+residual, and its answers for several penalties are the features that networks read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vspair.anchored import AnchoredModel, BaseName, Made
+from vspair.anchors.folds import assign_folds
+from vspair.anchors.ridge import LARGEST, RidgePath, ridge_steps
+from vspair.config import Config
+from vspair.data import Normaliser, Pairs
+from vspair.errors import VspairError
+from vspair.networks.spatial import Domain
+
+__all__ = ["Prepared", "Say", "fit_ridge", "prepare", "tell_domain"]
+
+Say = Callable[[str], None]
+
+LEAST_SIGNAL = 48
+"""The entries that a vector must have to be taken for a signal."""
+
+
+def tell_domain(x: Tensor, wanted: str) -> Domain:
+    """Return what unknowns (N, *x_shape) are: by their shape, and by how neighbours agree."""
+    if wanted != "auto":
+        if (wanted == "image") != (x.ndim > 2):
+            raise VspairError(
+                f"anchored.domain = {wanted!r}, but x has shape {tuple(x.shape)}: expected "
+                "'image' for (N, H, W) or (N, C, H, W), 'vector' or 'signal' for (N, n)."
+            )
+        return wanted  # type: ignore[return-value]
+    if x.ndim > 2:
+        return "image"
+    if x.shape[1] < LEAST_SIGNAL:
+        return "vector"
+    data = (x[:2000] - x[:2000].mean(0)) / x[:2000].std(0).clamp(min=1e-12)
+    near = (data[:, 1:] * data[:, :-1]).mean()
+    far = (data * data.roll(x.shape[1] // 2, dims=1)).mean().abs()
+    return "signal" if near > 0.5 and near > far + 0.3 else "vector"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What networks are trained on: pairs, answered by what was fitted to other pairs.
+
+    Arguments:
+        features: Normalised features, out of fold, with shape (N, n_features, *size).
+        residual: What the base leaves, in units of its deviation, with shape (N, *x_shape).
+        fold: The fold of each pair, with shape (N,).
+    """
+
+    features: Tensor
+    residual: Tensor
+    fold: Tensor
+
+    def to(self, device: torch.device | str) -> Prepared:
+        """Return the same on a device."""
+        return Prepared(self.features.to(device), self.residual.to(device), self.fold.to(device))
+
+
+def _ridge_answers(path: RidgePath, y: Tensor, chunk: int = 2000) -> Tensor:
+    return torch.cat([path(part) for part in y.split(chunk)])
+
+
+def fit_ridge(
+    x: Tensor, y: Tensor, fold: Tensor, out_of_fold: bool = True
+) -> tuple[RidgePath, Tensor, Tensor]:
+    """Return the path of a few penalties, and its answers to the pairs that it is fitted to.
+
+    Arguments:
+        x: Normalised unknowns, with shape (N, n).
+        y: Normalised observations, with shape (N, m).
+        fold: The fold of each pair, with shape (N,).
+        out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
+
+    Returns:
+        The path with P penalties, answers (N, P, n), and the mean squared error of each, (P,).
+    """
+    exact = min(y.shape) <= LARGEST
+    path = RidgePath.fit(x, y, exact=exact)
+    penalties = path.penalties.tolist()
+    parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64)
+    for k in range(int(fold.max()) + 1):
+        parts.append(RidgePath.fit(x[fold != k], y[fold != k], penalties, exact=exact))
+        for rows in (fold == k).nonzero().squeeze(1).split(500):
+            wrong = parts[-1](y[rows]) - x[rows].unsqueeze(1)
+            errors += wrong.double().square().sum((0, 2))
+    steps = ridge_steps(penalties, errors)
+    path.keep(steps)
+    answers = x.new_empty(len(x), len(steps), x.shape[1])
+    for k, part in enumerate(parts):
+        part.keep(steps)
+        answers[fold == k] = _ridge_answers(part, y[fold == k])
+    if not out_of_fold:
+        answers = _ridge_answers(path, y)
+    return path, answers, errors[steps] / x.numel()
+
+
+def prepare(
+    train: Pairs, first: Tensor | None, groups: Tensor, config: Config, say: Say
+) -> tuple[AnchoredModel, Prepared]:
+    """Return a model with its ridge path, not yet trained networks, and what to train them on."""
+    a, seed = config.anchored, config.training.seed
+    folds = min(a.folds, max(2, int(groups.max()) + 1))
+    if folds < a.folds:
+        say(f"{folds} groups make {folds} folds, not {a.folds}")
+    fold = assign_folds(groups, folds, seed)
+    domain = tell_domain(train.x, a.domain)
+    if not a.spatial and domain != "vector":
+        domain = "vector"
+    shapes = train.shapes
+    modes = a.modes or (8 if domain == "vector" else 1)
+    x_scale, y_scale = Normaliser(shapes[0]), Normaliser(shapes[1])
+    x_scale.fit(train.x, _scaling(train.x))
+    y_scale.fit(train.y, "auto")
+    x, y = x_scale(train.x), y_scale(train.y)
+    guess = None if first is None else x_scale(first)
+    path, answers, errors = fit_ridge(x.flatten(1), y.flatten(1), fold, a.out_of_fold)
+    toward_y = False
+    if shapes[0] == shapes[1]:
+        near = x_scale(train.y).flatten(1)
+        other = fit_ridge(x.flatten(1) - near, y.flatten(1), fold, a.out_of_fold)
+        if toward_y := bool(other[2].min() < errors.min()):
+            path, answers, errors = other
+            answers += near.unsqueeze(1)
+    best = int(errors.argmin())
+    error = float(errors[best])
+    variance = float(x.double().square().mean())
+    say(f"ridge: leaves {100 * error / variance:.3g} % of the variance, out of fold")
+    base: BaseName = "ridge"
+    if guess is not None:
+        wrong = float((guess - x).double().square().mean())
+        say(f"first guesses: leave {100 * wrong / variance:.3g} % of the variance")
+        if wrong < error:
+            base, error = "first", wrong
+    if a.anchor == "none":
+        base, error = "none", float(x.double().square().mean())
+    networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
+    sizes = len(path.values), answers.shape[1], best, networks, modes
+    made = Made(base, domain, *sizes, first is not None, toward_y)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AnchoredModel(config.model, a, made, *shapes)
+    model.x_scale, model.y_normaliser, model.ridge = x_scale, y_scale, path
+    model.x_normaliser.std.copy_(model.x_scale.std * math.sqrt(max(error, 1e-20)))
+    if not model.centred:
+        model.x_normaliser.mean.copy_(model.x_scale.mean)
+    stacked = model.stack(answers, guess, y)
+    dims = (0, *range(2, stacked.ndim))
+    std, mean = torch.std_mean(stacked, dim=dims, keepdim=True)
+    model.feature_mean.copy_(mean[0])
+    std = std.where(std > 1e-6, 1.0)  # what never changes carries nothing
+    model.feature_std.copy_(std[0])
+    scale = model.x_scale.std / model.x_normaliser.std
+    residual = (x - model.base(stacked)) * scale
+    stacked -= mean
+    stacked /= std
+    return model, Prepared(_fast(stacked), _fast(residual), fold)
+
+
+def _fast(maps: Tensor) -> Tensor:
+    """Return images with the channels of each pixel side by side."""
+    return maps.contiguous(memory_format=torch.channels_last) if maps.ndim == 4 else maps
+
+
+def _scaling(x: Tensor) -> Any:
+    """Return how unknowns are scaled: entry by entry where their units seem to differ."""
+    if x.ndim > 2:
+        return "scalar"
+    std = x.double().std(0)
+    return "feature" if float(std.max()) > 10 * float(std.median()) else "scalar"
