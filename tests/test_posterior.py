@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from vspair import posterior as module
 from vspair.codes import Point, SpikeSlab
 from vspair.config import ModelConfig
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.networks import NetworkConfig
 from vspair.posterior import LatentPosterior
+from vspair.posterior import latent as module
 
 Kind = Literal["PAIR", "vPAIR", "sVAE", "vsPAIR"]
 KINDS: tuple[Kind, ...] = ("PAIR", "vPAIR", "sVAE", "vsPAIR")

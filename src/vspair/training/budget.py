@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from vspair.data import split
@@ -70,12 +69,8 @@ class BudgetTraining(NetworkTraining):
         seconds: float | None = None,
         decay: float = 0.01,
     ) -> None:
-        super().__init__(model, loss, data, plan, held=held)
+        super().__init__(model, loss, data, plan, held=held, decay=decay)
         self.seconds = seconds
-        rate = self.optimiser.param_groups[0]["lr"]
-        self.optimiser = torch.optim.AdamW(
-            self.parameters, rate, weight_decay=decay, fused=True, capturable=self.captures
-        )
 
     @property
     def progress(self) -> float:

@@ -111,6 +111,7 @@ class NetworkTraining(Loop):
             ``time.monotonic``; one is trained in any case.
         capture: Whether to replay steps as CUDA graphs, on a GPU.
         compile: Whether to compile the network, which takes a minute.
+        decay: AdamW's decay of the weights; 0 is plain Adam.
     """
 
     model: Trainable
@@ -128,6 +129,7 @@ class NetworkTraining(Loop):
         deadline: float | None = None,
         capture: bool = True,
         compile: bool = False,
+        decay: float = 0.0,
     ) -> None:
         if not data or len({len(t) for t in data}) != 1 or not len(data[0]):
             raise VspairError(
@@ -138,6 +140,7 @@ class NetworkTraining(Loop):
         if next(model.parameters()).device.type == "cuda":
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         how = {"capture": capture, "compile": compile, "checkpoint_seconds": 300.0}
+        how["weight_decay"] = decay
         path = None if folder is None else Path(folder)
         super().__init__(model, plan.settings(**how), len(data[0]), [model.network], path)
         self.loss, self.plan, self.deadline = loss, plan, deadline
