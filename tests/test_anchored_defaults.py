@@ -21,7 +21,7 @@ def test_ridge_starts_from_y_where_that_is_nearer_than_the_mean() -> None:
     y = x + 0.3 * torch.randn(60, 40, generator=g)
     model = vspair.fit(x, y, anchor="ridge", **QUIET)  # type: ignore[arg-type]
     assert isinstance(model, AnchoredModel)
-    assert model.made.toward_y
+    assert model.made.ridge == "toward-y"
     fresh = torch.randn(500, 40, generator=g)
     seen = fresh + 0.3 * torch.randn(500, 40, generator=g)
     error = (model.posterior(seen).mean() - fresh).square().mean()

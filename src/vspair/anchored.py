@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vspair.anchors import RidgePath
+from vspair.anchors import RidgePath, ShiftPath
 from vspair.codes import Code, Family, Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.data import Normaliser, as_array, as_data
@@ -32,9 +32,10 @@ from vspair.networks import evaluating
 from vspair.networks.spatial import Domain, Frame, PlaceDecoder, PlaceEncoder, Reader
 from vspair.posterior import LatentPosterior
 
-__all__ = ["AnchoredModel", "BaseName", "First", "Made", "as_first"]
+__all__ = ["AnchoredModel", "BaseName", "First", "Made", "RidgeKind", "as_first"]
 
 BaseName = Literal["none", "ridge", "first"]
+RidgeKind = Literal["entries", "toward-y", "shifts"]
 First = Callable[[Tensor], Any]
 """From observations (B, *y_shape) to first guesses (B, *x_shape)."""
 
@@ -61,8 +62,9 @@ class Made:
         networks: The networks of the anchor.
         modes: The codes of a y.
         first: Whether first guesses are given with y.
-        toward_y: Whether ridge, where penalties are large, answers with y itself instead of the
-            mean: its target is x - y.
+        ridge: What ridge regression learns: ``entries``, each from all others; ``toward-y``, the
+            same of x - y, which where penalties are large answers with y instead of the mean; or
+            ``shifts``, one filter for all places.
     """
 
     base: BaseName
@@ -73,7 +75,7 @@ class Made:
     networks: int
     modes: int
     first: bool
-    toward_y: bool = False
+    ridge: RidgeKind = "entries"
 
 
 def decided(gate: Tensor, shift: Tensor) -> Tensor:
@@ -136,7 +138,7 @@ class AnchoredModel(InverseModel):
         self.first: First | None = None
         self.verdict: object = None
         self.x_scale = Normaliser(x_shape)
-        self.ridge = RidgePath(math.prod(y_shape), math.prod(x_shape), made.rank, made.penalties)
+        self.ridge = self._make_ridge()
         channels = self.n_features
         self.register_buffer("feature_mean", torch.zeros(channels, *[1] * len(frame.size)))
         self.register_buffer("feature_std", torch.ones(channels, *[1] * len(frame.size)))
@@ -146,6 +148,13 @@ class AnchoredModel(InverseModel):
         self.register_buffer("trust", torch.ones(()))
         self.thresholds = Thresholds()
         self._make_readers()
+
+    def _make_ridge(self) -> RidgePath | ShiftPath:
+        """Return a path with room for the numbers of ridge regression."""
+        if self.made.ridge == "shifts":
+            return ShiftPath(self.frame, self.made.penalties)
+        sizes = math.prod(self.y_shape), math.prod(self.x_shape)
+        return RidgePath(*sizes, self.made.rank, self.made.penalties)
 
     def _make_readers(self) -> None:
         """Make what reads code and grain: features, and the correction where there is one."""
@@ -216,10 +225,14 @@ class AnchoredModel(InverseModel):
             return None
         return self.trust * torch.stack([net(features)[0] for net in self.networks]).mean(0)
 
+    def normalise_y(self, y: Tensor) -> Tensor:
+        """Return normalised observations, in float64 where filters may multiply round-off."""
+        return self.y_normaliser(y.double() if self.made.ridge == "shifts" else y)
+
     def ridge_path(self, y: Tensor) -> Tensor:
         """Return answers of ridge to normalised observations, normalised, with shape (B, P, n)."""
-        answers = self.ridge(y.flatten(1))
-        if not self.made.toward_y:
+        answers: Tensor = self.ridge(y.flatten(1))
+        if self.made.ridge != "toward-y":
             return answers
         return answers + self.x_scale(self.y_normaliser.inverse(y)).flatten(1).unsqueeze(1)
 
@@ -338,7 +351,7 @@ class AnchoredModel(InverseModel):
 
         The answer (B, *x_shape) is normalised as the unknown is.
         """
-        stacked = self.stack(self.ridge_path(y), first, y)
+        stacked = self.stack(self.ridge_path(y), first, y.float())
         features = self.normalise_features(stacked)
         correction = self.correction(features)
         seen = self.seen(features, correction)
@@ -372,7 +385,7 @@ class AnchoredModel(InverseModel):
             first = as_array(first, "first")[None]
         with evaluating(self), torch.no_grad():
             guess = self._guess(y, first)
-            answer, code, grain = self.read(self.y_normaliser(y), guess)
+            answer, code, grain = self.read(self.normalise_y(y), guess)
             grain = grain * self.x_normaliser.std
         about = self.x_scale.inverse(answer) if self.centred else None
         return LatentPosterior(
@@ -381,7 +394,7 @@ class AnchoredModel(InverseModel):
 
     def ridge_answer(self, y: Tensor) -> Tensor:
         """Return what ridge regression alone answers, in own units, with shape (B, *x_shape)."""
-        y = self.y_normaliser(y.to(self.ridge.y_mean))
+        y = self.normalise_y(y.to(self.x_scale.mean))
         answer = self.ridge_path(y)[:, self.made.best].reshape(-1, *self.x_shape)
         return self.x_scale.inverse(answer)
 

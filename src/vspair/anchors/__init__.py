@@ -2,3 +2,4 @@
 
 from vspair.anchors.folds import assign_folds as assign_folds
 from vspair.anchors.ridge import RidgePath as RidgePath
+from vspair.anchors.shifts import ShiftPath as ShiftPath

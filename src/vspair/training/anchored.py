@@ -178,7 +178,7 @@ class AnchoredTraining:
         seen, residual = [], []
         for rows in torch.arange(len(self.held_pairs)).split(256):
             x, y = (t[rows].to(self.device) for t in (self.held_pairs.x, self.held_pairs.y))
-            y = model.y_normaliser(y)
+            y = model.normalise_y(y)
             guess = None if guesses is None else model.x_scale(guesses[rows].to(self.device))
             answer, part = model.answer(y, guess)
             seen.append(part)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vspair.anchored import AnchoredModel, BaseName, Made
+from vspair.anchored import AnchoredModel, BaseName, Made, RidgeKind
 from vspair.anchors.folds import assign_folds
 from vspair.anchors.ridge import LARGEST, RidgePath, ridge_steps
+from vspair.anchors.shifts import ShiftPath
 from vspair.config import Config
 from vspair.data import Normaliser, Pairs
 from vspair.errors import VspairError
-from vspair.networks.spatial import Domain
+from vspair.networks.spatial import Domain, Frame
 
 __all__ = ["Prepared", "Say", "fit_ridge", "prepare", "tell_domain"]
 
@@ -68,13 +70,17 @@ class Prepared:
         return Prepared(self.features.to(device), self.residual.to(device), self.fold.to(device))
 
 
-def _ridge_answers(path: RidgePath, y: Tensor, chunk: int = 2000) -> Tensor:
+def _ridge_answers(path: RidgePath | ShiftPath, y: Tensor, chunk: int = 2000) -> Tensor:
     return torch.cat([path(part) for part in y.split(chunk)])
 
 
 def fit_ridge(
-    x: Tensor, y: Tensor, fold: Tensor, out_of_fold: bool = True
-) -> tuple[RidgePath, Tensor, Tensor]:
+    x: Tensor,
+    y: Tensor,
+    fold: Tensor,
+    out_of_fold: bool = True,
+    frame: Frame | None = None,
+) -> tuple[RidgePath | ShiftPath, Tensor, Tensor]:
     """Return the path of a few penalties, and its answers to the pairs that it is fitted to.
 
     Arguments:
@@ -82,16 +88,21 @@ def fit_ridge(
         y: Normalised observations, with shape (N, m).
         fold: The fold of each pair, with shape (N,).
         out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
+        frame: How x and y lie on one grid, where all places are to be treated alike.
 
     Returns:
         The path with P penalties, answers (N, P, n), and the mean squared error of each, (P,).
     """
-    exact = min(y.shape) <= LARGEST
-    path = RidgePath.fit(x, y, exact=exact)
+    fit: Callable[..., RidgePath | ShiftPath]
+    if frame is None:
+        fit = partial(RidgePath.fit, exact=min(y.shape) <= LARGEST)
+    else:
+        fit = partial(ShiftPath.fit, frame=frame)
+    path = fit(x, y)
     penalties = path.penalties.tolist()
     parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64)
     for k in range(int(fold.max()) + 1):
-        parts.append(RidgePath.fit(x[fold != k], y[fold != k], penalties, exact=exact))
+        parts.append(fit(x[fold != k], y[fold != k], penalties))
         for rows in (fold == k).nonzero().squeeze(1).split(500):
             wrong = parts[-1](y[rows]) - x[rows].unsqueeze(1)
             errors += wrong.double().square().sum((0, 2))
@@ -104,6 +115,32 @@ def fit_ridge(
     if not out_of_fold:
         answers = _ridge_answers(path, y)
     return path, answers, errors[steps] / x.numel()
+
+
+def _best_ridge(
+    x: Tensor, y: Tensor, near: Tensor | None, frame: Frame, fold: Tensor, out_of_fold: bool
+) -> tuple[RidgeKind, RidgePath | ShiftPath, Tensor, Tensor]:
+    """Return the kind of ridge regression with the least error, and what :func:`fit_ridge` does.
+
+    Arguments:
+        x: Normalised unknowns, with shape (N, *x_shape).
+        y: Normalised observations, with shape (N, *y_shape).
+        near: Observations normalised as unknowns are, where they have the same shape; y is in
+            float64 then, as filters may multiply round-off.
+        frame: How unknowns lie on a grid.
+        fold: The fold of each pair, with shape (N,).
+        out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
+    """
+    x, y = x.flatten(1), y.flatten(1)
+    found: list[tuple[RidgeKind, RidgePath | ShiftPath, Tensor, Tensor]]
+    found = [("entries", *fit_ridge(x, y.float(), fold, out_of_fold))]
+    if near is not None:
+        near = near.flatten(1)
+        path, answers, errors = fit_ridge(x - near, y.float(), fold, out_of_fold)
+        found.append(("toward-y", path, answers + near.unsqueeze(1), errors))
+    if near is not None and frame.size:
+        found.append(("shifts", *fit_ridge(x, y, fold, out_of_fold, frame)))
+    return min(found, key=lambda each: float(each[3].min()))
 
 
 def prepare(
@@ -122,21 +159,18 @@ def prepare(
     modes = a.modes or (8 if domain == "vector" else 1)
     x_scale, y_scale = Normaliser(shapes[0]), Normaliser(shapes[1])
     x_scale.fit(train.x, _scaling(train.x))
-    y_scale.fit(train.y, "auto")
-    x, y = x_scale(train.x), y_scale(train.y)
+    same = shapes[0] == shapes[1]
+    y_scale.fit(train.y, "scalar" if same and domain == "signal" else "auto")
+    x, y = x_scale(train.x), y_scale(train.y.double() if same else train.y)
     guess = None if first is None else x_scale(first)
-    path, answers, errors = fit_ridge(x.flatten(1), y.flatten(1), fold, a.out_of_fold)
-    toward_y = False
-    if shapes[0] == shapes[1]:
-        near = x_scale(train.y).flatten(1)
-        other = fit_ridge(x.flatten(1) - near, y.flatten(1), fold, a.out_of_fold)
-        if toward_y := bool(other[2].min() < errors.min()):
-            path, answers, errors = other
-            answers += near.unsqueeze(1)
+    near = x_scale(train.y) if same else None
+    frame = Frame(shapes[0], domain)
+    kind, path, answers, errors = _best_ridge(x, y, near, frame, fold, a.out_of_fold)
     best = int(errors.argmin())
     error = float(errors[best])
     variance = float(x.double().square().mean())
-    say(f"ridge: leaves {100 * error / variance:.3g} % of the variance, out of fold")
+    words = {"entries": "", "toward-y": ", of x - y", "shifts": ", with all shifts"}[kind]
+    say(f"ridge{words}: leaves {100 * error / variance:.3g} % of the variance, out of fold")
     base: BaseName = "ridge"
     if guess is not None:
         wrong = float((guess - x).double().square().mean())
@@ -146,8 +180,9 @@ def prepare(
     if a.anchor == "none":
         base, error = "none", float(x.double().square().mean())
     networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
-    sizes = len(path.values), answers.shape[1], best, networks, modes
-    made = Made(base, domain, *sizes, first is not None, toward_y)
+    rank = len(path.values) if isinstance(path, RidgePath) else 0
+    sizes = rank, answers.shape[1], best, networks, modes
+    made = Made(base, domain, *sizes, first is not None, kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AnchoredModel(config.model, a, made, *shapes)
@@ -155,7 +190,7 @@ def prepare(
     model.x_normaliser.std.copy_(model.x_scale.std * math.sqrt(max(error, 1e-20)))
     if not model.centred:
         model.x_normaliser.mean.copy_(model.x_scale.mean)
-    stacked = model.stack(answers, guess, y)
+    stacked = model.stack(answers, guess, y.float())
     dims = (0, *range(2, stacked.ndim))
     std, mean = torch.std_mean(stacked, dim=dims, keepdim=True)
     model.feature_mean.copy_(mean[0])
