@@ -14,8 +14,10 @@ from vspair.config import AnchoredConfig, ModelConfig
 from vspair.evaluation import scores
 from vspair.networks.spatial import Domain, PlaceDecoder
 from vspair.posterior import LatentPosterior
-from vspair.training.doubt import count_open, find_knee, solve_budget
+from vspair.training.doubt import Doubt, count_open, find_knee, find_width, solve_budget
 from vspair.verdict import Verdict
+
+SHAPES: dict[Domain, tuple[int, ...]] = {"vector": (6,), "signal": (16,), "image": (8, 8)}
 
 
 def _generator(seed: int = 0) -> Generator:
@@ -51,6 +53,50 @@ def test_gates_are_decided_by_the_shift_and_never_quite_sure() -> None:
     assert bool((odds.diff() >= 0).all())
     assert float(odds.abs().max()) <= 9.0
     assert float(-odds[1]) > 3 * float(odds[5])  # they close faster than they open
+
+
+@pytest.mark.parametrize("domain", ["vector", "image"])
+def test_gates_below_the_threshold_are_closed_in_answers_alone(domain: Domain) -> None:
+    model = _model(SHAPES[domain], domain)
+    model.thresholds.answer.fill_(0.0)
+    seen = 5 * torch.randn(40, model.n_features, *model.frame.size, generator=_generator())
+    numbers = model.code_reader(seen)[1]
+    answer, trained = model.read_code(numbers), model.read_code(numbers, torch.tensor(0.0))
+    codes = [c.modes if isinstance(c, Mixture) else c for c in (answer, trained)]
+    closed, soft = (code.omega.detach() for code in codes)
+    assert torch.equal(closed > 0.5, soft > 0.5)
+    assert 0 < int((soft > 0.5).sum()) < soft.numel()
+    assert float(closed[soft <= 0.5].max()) < 1e-9 < float(soft[soft <= 0.5].max())
+
+
+# -- how wide ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [0.6, 1.0, 1.7])
+def test_the_width_that_held_out_residuals_ask_for_is_found(wrong: float) -> None:
+    """Residuals are samples of the answers themselves, times a factor."""
+    model = _model()
+    model.thresholds.log_width.fill_(-1.0)
+    seen = torch.randn(600, model.n_features, generator=_generator())
+    p = model.read_code(model.code_reader(seen)[1])
+    with torch.no_grad():
+        drawn = model.x_decoder(p.rsample(_generator(1))) - model.centre(p)
+        drawn += model.grain(seen) * torch.randn(drawn.shape, generator=_generator(2))
+    assert find_width(model, Doubt(seen, wrong * drawn)) == pytest.approx(wrong, rel=0.08)
+
+
+@pytest.mark.parametrize("domain", ["vector", "signal", "image"])
+def test_all_doubt_is_widened_alike(domain: Domain) -> None:
+    model = _model(SHAPES[domain], domain)
+    z = torch.randn(3, model.n_factors, generator=_generator())
+    seen = torch.randn(3, model.n_features, *model.frame.size)
+    with torch.no_grad():
+        before = model.x_decoder(z), model.grain(seen)
+        model.widen(1.5)
+        after = model.x_decoder(z), model.grain(seen)
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(b, 1.5 * a)
+    assert float(before[0].abs().max()) > 0
 
 
 def test_the_knee_is_where_the_curve_bends() -> None:

@@ -43,7 +43,7 @@ def test_networks_that_do_not_help_are_left_out() -> None:
 
 def test_deviations_follow_each_entry_without_widening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of unequal noise: an average over them would hide what is wrong with each."""
-    monkeypatch.setattr("vspair.training.doubt.WIDTHS", (1.0,))
+    monkeypatch.setattr("vspair.training.doubt.find_width", lambda *_: 1.0)
     g, std = Generator().manual_seed(0), torch.tensor([1.0, 0.5, 0.25, 0.12])
     y = torch.randn(2400, 4, generator=g)
     x = y + std * torch.randn(2400, 4, generator=g)

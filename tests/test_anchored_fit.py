@@ -151,7 +151,7 @@ def test_residuals_of_few_pairs_are_as_large_as_those_of_fresh_ones(
 
     Held-out pairs would make up for it by a wider grain, so they are not asked here.
     """
-    monkeypatch.setattr("vspair.training.doubt.WIDTHS", (1.0,))
+    monkeypatch.setattr("vspair.training.doubt.find_width", lambda *_: 1.0)
     g = Generator().manual_seed(0)
     y = torch.randn(1080, 120, generator=g)
     x = y[:, :6] + torch.randn(1080, 6, generator=g)
@@ -461,23 +461,29 @@ def test_epochs_go_with_the_time_and_not_with_the_machine() -> None:
     few, some, many = (plan_epochs(c, x, minutes) for minutes in (0.01, 5, 500))
     assert few == 3
     assert few < some < many
-    assert plan_epochs(c, torch.randn(100, 3), 5) == 40
-    assert plan_epochs(c, torch.randn(100, 3), 50) == 400
+    assert plan_epochs(c, torch.randn(100, 3), 5) == 60
+    assert plan_epochs(c, torch.randn(100, 3), 50) == 600
+    assert plan_epochs(c, torch.randn(100, 8, 8), 5) == 40
 
 
 @pytest.mark.parametrize(
-    ("how", "epochs"), [({}, 7), ({"epochs": 2}, 2), ({"minutes": 1e-6}, 3)], ids=str
+    ("how", "epochs", "code"),
+    [({}, 7, 7), ({"epochs": 2}, 2, 2), ({"minutes": 1e-6}, 3, 12)],
+    ids=str,
 )
 def test_epochs_of_a_configuration_are_kept(
-    how: dict[str, Any], epochs: int, tmp_path: Path
+    how: dict[str, Any], epochs: int, code: int, tmp_path: Path
 ) -> None:
-    """They are planned anew only where minutes say so; a preset's are always planned."""
+    """They are planned anew only where minutes say so; a preset's are always planned.
+
+    Where there are few steps, the code has up to four times as many.
+    """
     x, y = _vectors()
     changes = {"anchored": {"anchor": "ridge"}, "training": {"epochs": 7}}
     c = configs.override(configs.preset("anchored"), changes)
     model = _fit(x, y, config=c, out=tmp_path / "run", **how, **QUIET)
     assert Run(tmp_path / "run").config.training.epochs == epochs
-    assert sum(row["stage"] == "code" for row in Run(tmp_path / "run").metrics()) == epochs
+    assert sum(row["stage"] == "code" for row in Run(tmp_path / "run").metrics()) == code
     assert model.made.networks == 0
 
 

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from vspair.codes import LOG_FLOOR, Factorised, Family, GateName, Normal, Point, SpikeSlab
+from vspair.codes import (
+    LOG_FLOOR,
+    Factorised,
+    Family,
+    GateName,
+    Mixture,
+    Normal,
+    Point,
+    SpikeSlab,
+)
 
 SIZE, DRAWS = 5, 200_000
 GATES: tuple[GateName, ...] = ("sigmoid", "exponential")
@@ -349,3 +358,42 @@ def test_an_absent_factor_has_no_variance_however_wide_its_slab() -> None:
     wide = SpikeSlab.of(torch.ones(1), torch.tensor([100.0]), torch.zeros(1))
     assert wide.variance.isfinite().all()
     assert wide.kl_slab().isfinite().all()
+
+
+# -- moments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("open_gate", [0.6, 0.999])
+def test_a_code_that_fits_another_has_its_moments_whatever_its_gate(open_gate: float) -> None:
+    """q has the factor in three of ten cases; p, whose gate is held, has it far more often."""
+    mu = torch.tensor([1.0, 2.0, -0.5, *[0.0] * 7], dtype=torch.float64)
+    present = torch.tensor([1.0, 1.0, 1.0, *[0.0] * 7], dtype=torch.float64)
+    q = SpikeSlab.of(mu, torch.full_like(mu, -1.0), present)
+    heads = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    omega = torch.tensor(open_gate, dtype=torch.float64)
+
+    def fitted() -> SpikeSlab:
+        return SpikeSlab.of(heads[0].expand(10), heads[1].expand(10), omega.expand(10))
+
+    optimiser = torch.optim.LBFGS([heads], max_iter=100, tolerance_grad=1e-12)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss: Tensor = fitted().fit_to(q).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
+    p = fitted()
+    mean, square = q.mean.mean(), (q.variance + q.mean.square()).mean()
+    torch.testing.assert_close(p.mean[0], mean)
+    torch.testing.assert_close(p.variance[0] + p.mean[0].square(), square)
+
+
+def test_factors_that_a_code_lacks_are_fitted_where_the_other_has_them() -> None:
+    q = SpikeSlab.of(torch.tensor([1.0]), torch.tensor([-1.0]), torch.tensor([0.8]))
+    p = SpikeSlab.of(torch.tensor([0.5]), torch.tensor([0.3]), torch.tensor([0.2]))
+    torch.testing.assert_close(p.fit_to(q), q.kl(p))
+    both = Mixture(p._map(lambda t: t.expand(1, 2, 1)), torch.tensor([[0.4, 0.6]]).log())
+    torch.testing.assert_close(both.fit_to(q._map(lambda t: t[None])), p.fit_to(q))

@@ -45,6 +45,12 @@ STEEPNESS = 10.0
 MOST_ODDS = 9.0
 """The largest log-odds of a gate: one that is sure could not learn that it is wrong."""
 
+CLOSED = -30.0
+"""The log-odds of a gate that is closed in an answer."""
+
+DROPOUT = 0.3
+"""Of the networks that answer with vectors, which are wide for the pairs that they have."""
+
 LOG_GRAIN = (-8.0, 3.0)
 """The bounds of the logarithm of the grain, beside the constant one."""
 
@@ -142,8 +148,10 @@ class AnchoredModel(InverseModel):
         channels = self.n_features
         self.register_buffer("feature_mean", torch.zeros(channels, *[1] * len(frame.size)))
         self.register_buffer("feature_std", torch.ones(channels, *[1] * len(frame.size)))
+        wide: dict[str, Any] = {} if frame.size else {"dropout": DROPOUT}
+        wide["width"] = anchored.width * (1 if frame.size else 4)
         self.networks = nn.ModuleList(
-            Reader(frame, channels, maps=1, width=anchored.width) for _ in range(made.networks)
+            Reader(frame, channels, maps=1, **wide) for _ in range(made.networks)
         )
         self.register_buffer("trust", torch.ones(()))
         self.thresholds = Thresholds()
@@ -264,17 +272,29 @@ class AnchoredModel(InverseModel):
         weights = numbers[:, (2 * m + 1) * k :].reshape(len(numbers), m, -1).mean(2)
         return torch.cat((strengths, gates.expand(-1, m, -1)), 2), weights.log_softmax(1)
 
-    def with_gates(self, parts: Tensor, shift: Tensor) -> SpikeSlab:
-        """Return the codes of numbers (..., 3 l) whose gates open above a shift."""
+    def with_gates(self, parts: Tensor, shift: Tensor, closed: bool = False) -> SpikeSlab:
+        """Return the codes of numbers (..., 3 l) whose gates open above a shift.
+
+        Arguments:
+            parts: The numbers.
+            shift: The log-odds above which gates are rather open.
+            closed: Whether all others are closed; while they are trained, they may be in doubt.
+        """
         mu, logvar, gate = parts.chunk(3, -1)
-        code = self.x_family.read(torch.cat((mu, logvar, decided(gate, shift)), -1))
+        odds = decided(gate, shift)
+        odds = odds.where(odds > 0, CLOSED) if closed else odds
+        code = self.x_family.read(torch.cat((mu, logvar, odds), -1))
         assert isinstance(code, SpikeSlab)
         return code
 
     def read_code(self, numbers: Tensor, shift: Tensor | None = None) -> SpikeSlab | Mixture:
-        """Return the code that numbers (B, ..., *places) of the reader stand for."""
+        """Return the code that numbers (B, ..., *places) of the reader stand for.
+
+        In answers, for which no shift is given, gates below the threshold are closed.
+        """
         parts, weights = self.modes_of(numbers)
-        modes = self.with_gates(parts, self.thresholds.answer if shift is None else shift)
+        own = self.thresholds.answer if shift is None else shift
+        modes = self.with_gates(parts, own, closed=shift is None)
         if self.made.modes == 1:
             return modes[:, 0]
         return Mixture(modes, weights)
@@ -310,6 +330,13 @@ class AnchoredModel(InverseModel):
     def latent(self, y: Tensor) -> Code:
         """Return the code of normalised observations; first guesses come from ``first``."""
         return self.read(y, self._guess(self.y_normaliser.inverse(y), None))[1]
+
+    @torch.no_grad()
+    def widen(self, factor: float) -> None:
+        """Multiply what is in doubt by a factor, what factors move and the grain alike."""
+        assert isinstance(self.x_decoder, PlaceDecoder)
+        self.x_decoder.scale(factor)
+        self.thresholds.log_width += math.log(factor)
 
     @torch.no_grad()
     def start_grain(self, left: Tensor) -> None:

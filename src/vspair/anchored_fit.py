@@ -31,8 +31,11 @@ AnchorChoice = Literal["auto", "none", "ridge", "network"]
 MINUTES = 5.0
 """How long a training may take where nothing is said, in nominal minutes."""
 
-EPOCHS = (3, 40)
+EPOCHS, VECTOR_EPOCHS = (3, 40), (3, 60)
 """The fewest and the most passes over the pairs."""
+
+LEAST_STEPS = 1500
+"""The fewest steps in which a code should be learned: in fewer, factors do not come to decide."""
 
 KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds")
 """Keys of the training section that stages read; all others they set themselves."""
@@ -69,7 +72,7 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
     a, domain = config.anchored, tell_domain(x, config.anchored.domain)
     networks = 0.9 * (a.folds - 1) if a.anchor in ("auto", "network") else 0.0
     if domain == "vector":
-        each = 1.2e-5 * networks + 1.3e-4
+        each = 4e-5 * networks + 1.3e-4
     else:
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
         each = entries * (a.width / 32) ** 1.5 * (0.55e-6 * networks + 1.2e-6)
@@ -77,10 +80,11 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
 
 
 def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
-    """Return how many passes over the pairs fit the time, from 3 to 40."""
+    """Return how many passes over the pairs fit the time, from 3 to 40, or 60 of vectors."""
     if not minutes > 0:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
-    few, many = EPOCHS
+    vectors = tell_domain(x, config.anchored.domain) == "vector"
+    few, many = VECTOR_EPOCHS if vectors else EPOCHS
     once = nominal_seconds(config, x, 1)
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
     return max(few, min(most, round(60 * minutes / once)))
@@ -149,6 +153,7 @@ class AnchoredFit:
                     "the pairs to train on."
                 )
             self.train, self.held, self.first = pairs, given, None
+            self.held_groups = len(given)
             if first is not None:
                 guesses = self.call(given.y) if self.call is not None else (*held_first, None)[0]
                 if guesses is None:
@@ -165,7 +170,7 @@ class AnchoredFit:
             )
         out = _hold_out(self.groups, t.validation or 0.1, t.seed)
         held = torch.isin(self.groups, out)
-        self.train, self.held = pairs[~held], pairs[held]
+        self.train, self.held, self.held_groups = pairs[~held], pairs[held], len(out)
         self.groups = torch.unique(self.groups[~held], return_inverse=True)[1]
         self.first = None if first is None else (first[~held], first[held])
 
@@ -197,7 +202,8 @@ class AnchoredFit:
         say: Callable[[str], None] = _print if progress else (lambda _: None)
         training = AnchoredTraining(
             self.train, self.held[self._half(0)], self.config, groups=self.groups,
-            first=self._first(0), folder=None if run is None else run.path, device=device, say=say,
+            held_groups=self.held_groups, first=self._first(0),
+            folder=None if run is None else run.path, device=device, say=say,
         )  # fmt: skip
         model = training.run(progress)
         model.first = self.call
@@ -234,7 +240,10 @@ class AnchoredFit:
             return
         minutes = MINUTES if minutes is None else minutes
         epochs = plan_epochs(self.config, self.train.x, minutes)
-        self.config = configs.override(self.config, {"training": {"epochs": epochs}})
+        steps = math.ceil(len(self.train) / self.config.training.batch_size)
+        code = max(epochs, min(4 * epochs, math.ceil(LEAST_STEPS / steps)))
+        planned = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
+        self.config = configs.override(self.config, planned)
 
     def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
         first = self._first(1)

@@ -276,6 +276,30 @@ class SpikeSlab(Factorised):
         present = self.omega * (self.log_on - log_on)
         return present + self.absent * (self.log_off - log_off)
 
+    def fit_to(self, code: SpikeSlab) -> Tensor:
+        r"""Return what is least where samples of this code have the moments of another's, (*, l).
+
+        The KL of gates, which may be held back from saying how often a factor is present, and
+
+        .. math:: \frac{\omega}{2} \log \sigma^2 +
+                  \frac{\mathrm{E}_q[z^2] - 2 \mu \mathrm{E}_q[z] + \omega \mu^2}{2 \sigma^2}
+
+        where the factor is rather present than absent. Its least over mu and sigma has
+        :math:`\omega \mu = \mathrm{E}_q[z]` and
+        :math:`\omega (\mu^2 + \sigma^2) = \mathrm{E}_q[z^2]`, whatever omega is. The KL of slabs
+        would have the moments of q where q has the factor, and too much variance where omega is
+        larger than that of q. Elsewhere it is that KL, so that factors know what they will be.
+
+        Arguments:
+            code: The code q, a constant.
+        """
+        mean, square = code.mean, code.omega * (code.slab.variance + code.mu.square())
+        on, precision = self.omega.detach(), (-self.logvar).exp()
+        apart = square - 2 * self.mu * mean + on * self.mu.square()
+        moments = 0.5 * (on * self.logvar + apart * precision)
+        slab = torch.where(on > 0.5, moments, code.omega * code.slab.kl(self.slab))
+        return slab + code._gate_kl(self.log_on, self.log_off)
+
     def counts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return three numbers of factors, each of shape (*,).
 
@@ -378,6 +402,11 @@ class Mixture(Code):
             code: The code q, with parameters of shape (B, l).
         """
         each = code._map(lambda t: t.unsqueeze(1)).kl(self.modes).sum(-1)
+        return -torch.logsumexp(self.log_weights - each, dim=1)
+
+    def fit_to(self, code: SpikeSlab) -> Tensor:
+        """Return :meth:`SpikeSlab.fit_to` of the modes, joined as in :meth:`kl_from`, (B,)."""
+        each = self.modes.fit_to(code._map(lambda t: t.unsqueeze(1))).sum(-1)
         return -torch.logsumexp(self.log_weights - each, dim=1)
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Self:

@@ -213,6 +213,7 @@ class AnchoredConfig:
         out_of_fold: Whether code and grain learn from residuals of pairs that their anchor has
             not seen. Only to show what happens where not.
         budget: Whether the number of factors is solved for in each batch.
+        code_epochs: Passes of the code's training over the pairs; 0 for those of all stages.
     """
 
     anchor: Literal["auto", "none", "ridge", "network"] = "auto"
@@ -227,6 +228,7 @@ class AnchoredConfig:
     spatial: bool = True
     out_of_fold: bool = True
     budget: bool = True
+    code_epochs: int = 0
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,12 @@ class NetworkConfig:
         return self.kind
 
 
-def mlp(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Create linear layers with layer norm and an activation between them."""
+def mlp(sizes: list[int], activation: type[nn.Module], dropout: float = 0.0) -> nn.Sequential:
+    """Create linear layers with layer norm and an activation between them, and dropout if any."""
     layers: list[nn.Module] = []
     for i, o in pairwise(sizes[:-1]):
         layers += [nn.Linear(i, o), nn.LayerNorm(o), activation()]
+        layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 

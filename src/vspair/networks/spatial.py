@@ -134,10 +134,18 @@ class Reader(nn.Module):
         maps: How many maps to return, in multiples of the unknown's channels.
         numbers: How many numbers to return for every place.
         width: The channels of the first convolutions, or a quarter of an MLP's width.
+        dropout: The share of an MLP's hidden numbers that are left out of each training step.
     """
 
     def __init__(
-        self, frame: Frame, channels: int, *, maps: int = 0, numbers: int = 0, width: int = 32
+        self,
+        frame: Frame,
+        channels: int,
+        *,
+        maps: int = 0,
+        numbers: int = 0,
+        width: int = 32,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.frame, dims = frame, len(frame.size)
@@ -145,7 +153,9 @@ class Reader(nn.Module):
         self.numbers: nn.Module | None = None
         if dims == 0:
             wide = 4 * width
-            self.trunk = nn.Sequential(mlp([channels, wide, wide, wide], nn.SiLU), nn.SiLU())
+            self.trunk = nn.Sequential(
+                mlp([channels, wide, wide, wide], nn.SiLU, dropout), nn.SiLU(), nn.Dropout(dropout)
+            )
             self.maps = nn.Linear(wide, maps * frame.channels) if maps else None
             self.numbers = nn.Linear(wide, numbers) if numbers else None
         else:
@@ -226,7 +236,7 @@ class PlaceDecoder(nn.Module):
         if dims == 0:
             wide = 8 * width
             self.straight: nn.Module | None = nn.Linear(kinds, frame.channels, bias=False)
-            self.layers: nn.Module = mlp([kinds, wide, wide, frame.channels], nn.SiLU)
+            self.layers = mlp([kinds, wide, wide, frame.channels], nn.SiLU)
         else:
             self.straight = None
             self.coarse = nn.Sequential(
@@ -240,6 +250,13 @@ class PlaceDecoder(nn.Module):
                 nn.SiLU(),
                 _conv(dims, 2 * width, 2**dims * frame.channels),
             )
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiply all residuals that are decoded by a factor."""
+        for layer in (self.straight, self.layers[-1]):
+            for parameter in () if layer is None else layer.parameters():
+                parameter.mul_(factor)
 
     def _plain(self, z: Tensor) -> Tensor:
         if self.straight is not None:

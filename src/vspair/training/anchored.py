@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,10 @@ from vspair.training.stage import Stage
 
 __all__ = ["AnchoredTraining"]
 
+NETWORK_CLIP = 0.1
+"""The largest norm of the gradient of the anchor's networks: a few pairs with large residuals
+would rule them otherwise."""
+
 
 class _Networks:
     """Trains the networks of the anchor, one without each fold, by the error that is left."""
@@ -43,8 +49,9 @@ class _Networks:
         tenth = max(1, len(rows) // 10)
         judged, rows = rows[order[:tenth]], rows[order[tenth:]]
 
-        def loss(batch: Tensor, _: Generator, __: float) -> tuple[Tensor, dict[str, Tensor]]:
-            error = net(self.data.features[batch])[0] - self.target[batch]
+        def loss(batch: Tensor, noise: Generator, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+            with _chance_from(noise):  # for dropout
+                error = net(self.data.features[batch])[0] - self.target[batch]
             return error.square().mean(), {}
 
         def score(_: float) -> dict[str, float]:
@@ -65,6 +72,15 @@ class _Networks:
         return added
 
 
+@contextmanager
+def _chance_from(generator: Generator) -> Iterator[None]:
+    """Let torch's own chance come from a generator, and leave it as it was."""
+    seed = torch.randint(2**31, (), device=generator.device, generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(seed))
+        yield
+
+
 def _maps_of(net: nn.Module, features: Tensor) -> Tensor:
     maps: Tensor = net(features)[0]
     return maps
@@ -79,6 +95,7 @@ class AnchoredTraining:
             threshold of gates and the overall width of the grain.
         config: The settings.
         groups: The group of each training pair, numbered from 0 on, with shape (N,).
+        held_groups: How many groups the held-out pairs are of; each its own if not given.
         first: First guesses of the training and of the held-out unknowns.
         folder: Where stages are saved and resumed from; nothing is saved without it.
         device: Where to train.
@@ -92,6 +109,7 @@ class AnchoredTraining:
         config: Config,
         *,
         groups: Tensor,
+        held_groups: int | None = None,
         first: tuple[Tensor, Tensor] | None = None,
         folder: Path | None = None,
         device: torch.device | str = "cpu",
@@ -99,6 +117,7 @@ class AnchoredTraining:
     ) -> None:
         self.config, self.folder, self.device, self.say = config, folder, device, say
         self.train_pairs, self.held_pairs, self.groups, self.first = train, held, groups, first
+        self.held_groups = len(held) if held_groups is None else held_groups
         self.epochs = config.training.epochs
         self.rows: list[Row] = []
 
@@ -114,8 +133,9 @@ class AnchoredTraining:
         code = CodeStage(model, doubt, held)
         every = torch.arange(len(doubt.residual), device=self.device)
         how = {"learning_rate": 2e-3, "clip": 1.0}
+        epochs = self.config.anchored.code_epochs or self.epochs
         stage = Stage(
-            code.parts, code.loss, code.score, every, self._settings(self.epochs, **how),
+            code.parts, code.loss, code.score, every, self._settings(epochs, **how),
             settled=FALL_UNTIL, folder=self._folder("code"),
         )  # fmt: skip
         self._run(stage, "code", show)
@@ -129,14 +149,16 @@ class AnchoredTraining:
                 folder=self._folder("grain"),
             )  # fmt: skip
             self._run(stage, "grain", show)
-            grain.settle()
+            grain.settle(self.held_groups)
         return model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
     def _anchor(self, model: AnchoredModel, data: Prepared, show: bool) -> Doubt:
         """Train the networks, keep them where they help, and return what is left in doubt."""
         if not len(model.networks):
             return Doubt(data.features, data.residual)
-        networks = _Networks(model, data, self._settings(self.epochs, learning_rate=3e-3))
+        networks = _Networks(
+            model, data, self._settings(self.epochs, learning_rate=3e-3, clip=NETWORK_CLIP)
+        )
         for k in range(len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
         self._trust(model)
