@@ -384,7 +384,7 @@ def test_a_code_that_fits_another_has_its_moments_whatever_its_gate(open_gate: f
         return loss
 
     for _ in range(5):
-        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        optimiser.step(closure)
     p = fitted()
     mean, square = q.mean.mean(), (q.variance + q.mean.square()).mean()
     torch.testing.assert_close(p.mean[0], mean)

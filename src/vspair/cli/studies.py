@@ -318,6 +318,33 @@ def own(
 
 
 @reproduce.command()
+@stoppable("Stopped. The same command continues after the last answer that was kept.")
+def problems(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="The folder of MNIST and the slices; VSPAIR_DATA if not given."),
+    ] = None,
+    out: Results = None,
+    runs: Runs = None,
+    sets: Annotated[
+        str, typer.Option(help="Some problems with commas between them; all if not given.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each problem.")] = 1,
+    only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
+    minutes: Minutes = 0.0,
+    device: Device = "auto",
+    draw: Draw = False,
+) -> None:
+    """The paper's problems by the defaults of fit, beside simple methods."""
+    from vspair.studies.problems.study import STUDY, Scale
+
+    name = "problems" + "-part" * bool(sets)
+    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
+    scale = Scale(sets=sets, seeds=seeds)
+    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, **how)
+
+
+@reproduce.command()
 @stoppable("Stopped. The same command continues with what is not done yet.")
 def sbibm(
     data_dir: Annotated[

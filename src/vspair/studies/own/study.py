@@ -27,7 +27,14 @@ from vspair.data import Pairs
 from vspair.datasets.own import SETS, OwnSet, Part, Split, package_versions
 from vspair.errors import VspairError
 from vspair.fitting import fit
-from vspair.methods import AnswerMean, AnswerY, GaussianResiduals, PointMethod, Ridge
+from vspair.methods import (
+    AnswerMean,
+    AnswerY,
+    GaussianResiduals,
+    PointMethod,
+    Ridge,
+    ShiftRidge,
+)
 from vspair.methods.plain import train_plain
 from vspair.posterior import Method, Posterior
 from vspair.problems.heat import HeatProblem
@@ -36,7 +43,7 @@ from vspair.studies.answers import Question, digest, made_once
 from vspair.studies.own import drawing, tables
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 
-__all__ = ["MADE", "SMOKE", "STUDY", "Case", "Scale", "Timed"]
+__all__ = ["ANSWERS", "MADE", "SMOKE", "STUDY", "Case", "Scale", "Timed", "load", "report"]
 
 FIRST_SEED = 100
 """What is added to a seed to make the pairs: settings were chosen on the pairs of seed 0."""
@@ -77,14 +84,17 @@ class Scale:
     seconds: float = 60.0
     epochs: int = 0
 
-    @property
-    def chosen(self) -> list[OwnSet]:
-        """The sets, in the order of their names."""
-        known = SETS | {MADE.name: MADE}
-        names = self.sets.split(",") if self.sets else list(SETS)
+    def known(self, data_dir: Path | None = None) -> dict[str, OwnSet]:
+        """Return every set by its name; data are read when pairs are asked for."""
+        return SETS | ({MADE.name: MADE} if MADE.name in self.sets.split(",") else {})
+
+    def chosen(self, data_dir: Path | None = None) -> list[OwnSet]:
+        """Return the sets that are asked for."""
+        known = self.known(data_dir)
+        names = self.sets.split(",") if self.sets else list(known)
         if unknown := [name for name in names if name not in known]:
             raise VspairError(
-                f"sets = {unknown[0]!r}: expected some of {', '.join(SETS)}, with commas between "
+                f"sets = {unknown[0]!r}: expected some of {', '.join(known)}, with commas between "
                 "them."
             )
         return [known[name] for name in names]
@@ -114,7 +124,7 @@ Work = Workspace[Scale, list[Case]]
 
 def load(scale: Scale, data_dir: Path | None = None) -> list[Case]:
     """Return every set with its seeds; refuse where a package is missing."""
-    chosen = scale.chosen
+    chosen = scale.chosen(data_dir)
     for each in chosen:
         each.check_packages()
     return [Case(each, seed) for each in chosen for seed in range(scale.seeds)]
@@ -163,10 +173,14 @@ SIMPLE: dict[str, Callable[[Pairs, Scale, int], PointMethod]] = {
     "network": lambda pairs, scale, seed: train_plain(
         pairs.x, pairs.y, seconds=scale.seconds, seed=seed
     ),
+    "ridge-shifts": lambda pairs, scale, seed: ShiftRidge(pairs),
     "trivial-y": lambda pairs, scale, seed: AnswerY(),
     "trivial-mean": lambda pairs, scale, seed: AnswerMean(pairs.x),
 }
 """The methods that answer with one estimate: from pairs, the scale and a seed."""
+
+OF_ONE_SHAPE = {"trivial-y": (2, 3, 4), "ridge-shifts": (3,)}
+"""Methods for x and y of one shape, with the dimensions that both may have."""
 
 
 def _with_residuals(name: str, train: Pairs, scale: Scale, seed: int) -> GaussianResiduals:
@@ -192,7 +206,8 @@ def _fit_defaults(work: Work, split: Split, seed: int) -> Method:
 
 def _makers(work: Work, split: Split, seed: int) -> dict[str, Callable[[], Method]]:
     """Return what makes each method that can answer, by the method's name."""
-    names = [name for name in SIMPLE if name != "trivial-y" or len({*split.train.shapes}) == 1]
+    same, dims = len({*split.train.shapes}) == 1, split.train.x.ndim
+    names = [n for n in SIMPLE if n not in OF_ONE_SHAPE or (same and dims in OF_ONE_SHAPE[n])]
     makers: dict[str, Callable[[], Method]] = {
         name: partial(_with_residuals, name, split.train, work.scale, seed) for name in names
     }
@@ -241,39 +256,41 @@ def _of_all(method_for: Callable[[torch.Tensor], Timed], test: Pairs) -> Groups:
 # -- the report -----------------------------------------------------------------------------
 
 
-def report(work: Work, records: Records) -> Report:
+def report(work: Work, records: Records, text: str = tables.WORDS.text["report"]) -> Report:
     """Return tables, words and the figure's numbers from what was kept."""
     scale, found = work.scale, defaultdict[str, list[dict[str, Groups]]](list)
-    for own in scale.chosen:
+    for own in scale.chosen():
         for case in (Case(own, seed) for seed in range(scale.seeds)):
             found[own.name].append(_kept(work, case))
     measured = {name: [tables.measures(each) for each in seeds] for name, seeds in found.items()}
     rows = tables.rows_of(measured)
-    about = dataclasses.asdict(scale) | {"sets": [own.name for own in scale.chosen]}
-    text = tables.text_of(rows, about, scale.chosen)
-    return Report(rows, text, tables.figure_numbers(measured), about)
+    about = dataclasses.asdict(scale) | {"sets": [own.name for own in scale.chosen()]}
+    said = tables.text_of(rows, about, scale.chosen(), text)
+    return Report(rows, said, tables.figure_numbers(measured), about)
 
 
 def _kept(work: Work, case: Case) -> dict[str, Groups]:
-    """Return the answers of one case by method; that of y itself where there is one."""
+    """Return the answers of one case by method, of those that can answer it."""
     names: Iterable[str] = (*SIMPLE, tables.OURS)
-    optional = "trivial-y"
     return {
         name: work.answers.read(case.name(name))
         for name in names
-        if name != optional or work.answers.has(case.name(name))
+        if name not in OF_ONE_SHAPE or work.answers.has(case.name(name))
     }
 
 
 ASKED = ("samples", "seconds", "epochs")
 """What of a scale answers depend on, beside the seed; sets may be added one by one."""
 
+ANSWERS = Stage(answer, (*ASKED, "seeds"), grows=("seeds",), renews=ASKED)
+"""The one stage: every method in every case."""
+
 STUDY = Study(
     name="own",
     title=tables.WORDS.text["title"],
     load=load,
     describe=lambda cases: {"packages": package_versions()},
-    stages={"answers": Stage(answer, (*ASKED, "seeds"), grows=("seeds",), renews=ASKED)},
+    stages={"answers": ANSWERS},
     report=report,
     draw=drawing.draw_all,
     captions=drawing.CAPTIONS,

@@ -20,8 +20,8 @@ __all__ = [
 OURS, PRESET = "vsPAIR", "anchored"
 """What the library's default is called in rows, and its preset."""
 
-RIVALS = ("ridge", "network")
-"""The simple methods that the best of is taken."""
+RIVALS = ("ridge", "ridge-shifts", "network")
+"""The simple methods that the best of is taken, as far as they can answer."""
 
 RATIOS = {"mse_over_best_simple": "mse_mean", "crps_over_best_simple": "crps"}
 """Ratios to the best simple method, and the metric that each is of."""
@@ -45,7 +45,7 @@ def ratios(found: Found) -> dict[str, float]:
         found: The metrics of each method on the same pairs.
     """
     return {
-        name: found[OURS][metric] / min(found[rival][metric] for rival in RIVALS)
+        name: found[OURS][metric] / min(found[rival][metric] for rival in RIVALS if rival in found)
         for name, metric in RATIOS.items()
     }
 
@@ -112,18 +112,24 @@ def _sets(sets: Sequence[OwnSet]) -> str:
     return "\n".join(f"- `{each.name}`: {each.words}{chosen[each.tuned]}." for each in sets)
 
 
-def text_of(rows: Sequence[Row], about: Mapping[str, Any], sets: Sequence[OwnSet]) -> str:
+def text_of(
+    rows: Sequence[Row],
+    about: Mapping[str, Any],
+    sets: Sequence[OwnSet],
+    text: str = WORDS.text["report"],
+) -> str:
     """Return tables and words as Markdown.
 
     Arguments:
         rows: Every number.
         about: How much was computed, as ``summary.json`` has it.
         sets: The sets.
+        text: What to say, with places for sets and tables.
     """
     names = [each.name for each in sets]
     tables = [
-        f"## {words}\n\n{_compared(rows, metric, names).markdown()}"
-        for metric, words in COMPARED.items()
+        f"## {title}\n\n{_compared(rows, metric, names).markdown()}"
+        for metric, title in COMPARED.items()
     ]
     parts = {"tables": "\n\n".join(tables), "more": _more(rows, names).markdown()}
-    return WORDS.text["report"].format(**{**about, "sets": _sets(sets)}, **parts)
+    return text.format(**{**about, "sets": _sets(sets)}, **parts)
