@@ -7,10 +7,13 @@ import torch
 from torch import Generator
 
 import vspair
+from vspair import config as configs
 from vspair.anchored import AnchoredModel
 from vspair.anchored_fit import _hold_out, _same_pairs
 from vspair.data import Pairs
+from vspair.training.anchored import AnchoredTraining
 from vspair.training.doubt import find_knee
+from vspair.training.prepared import prepare
 
 QUIET = {"progress": False, "device": "cpu", "epochs": 12}
 
@@ -73,3 +76,21 @@ def test_a_curve_that_falls_has_its_knee_at_the_start() -> None:
     rising = [1 - 0.5**k for k in range(1, 9)]
     assert all(a < b for a, b in pairwise(rising))
     assert find_knee(range(1, 9), rising) in (2, 3)
+
+
+def test_dropout_is_for_noisy_pairs_alone() -> None:
+    """A smooth relation would be blurred by it; many noisy numbers would be learned by heart."""
+    g = Generator().manual_seed(0)
+    y = torch.randn(1500, 3, generator=g)
+    smooth = torch.stack((y[:, 0] * y[:, 1], y[:, 2].square()), 1)
+    said: dict[str, list[str]] = {"smooth": [], "noisy": []}
+    many = torch.randn(150, 60, generator=g)
+    noisy = many[:, :1].sign() + torch.randn(150, 8, generator=g)
+    for name, pairs in {"smooth": Pairs(smooth, y), "noisy": Pairs(noisy, many)}.items():
+        c = configs.override(configs.preset("anchored"), {"training": {"epochs": 25}})
+        groups = torch.arange(len(pairs))
+        training = AnchoredTraining(pairs, pairs, c, groups=groups, say=said[name].append)
+        model, data = prepare(pairs, None, groups, c, lambda _: None)
+        training._anchor(model, data, False)
+    assert "networks: without dropout, by the first fold" in said["smooth"]
+    assert "networks: with dropout, by the first fold" in said["noisy"]

@@ -31,11 +31,14 @@ AnchorChoice = Literal["auto", "none", "ridge", "network"]
 MINUTES = 5.0
 """How long a training may take where nothing is said, in nominal minutes."""
 
-EPOCHS, VECTOR_EPOCHS = (3, 40), (3, 60)
+EPOCHS, VECTOR_EPOCHS = (3, 40), (3, 150)
 """The fewest and the most passes over the pairs."""
 
 LEAST_STEPS = 1500
 """The fewest steps in which a code should be learned: in fewer, factors do not come to decide."""
+
+MOST_CODE = 60
+"""The most passes of a code, if these are so many steps."""
 
 KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds")
 """Keys of the training section that stages read; all others they set themselves."""
@@ -72,7 +75,7 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
     a, domain = config.anchored, tell_domain(x, config.anchored.domain)
     networks = 0.9 * (a.folds - 1) if a.anchor in ("auto", "network") else 0.0
     if domain == "vector":
-        each = 4e-5 * networks + 1.3e-4
+        each = 4.8e-5 * networks + 6e-5
     else:
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
         each = entries * (a.width / 32) ** 1.5 * (0.55e-6 * networks + 1.2e-6)
@@ -80,7 +83,7 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
 
 
 def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
-    """Return how many passes over the pairs fit the time, from 3 to 40, or 60 of vectors."""
+    """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of vectors."""
     if not minutes > 0:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
     vectors = tell_domain(x, config.anchored.domain) == "vector"
@@ -241,7 +244,7 @@ class AnchoredFit:
         minutes = MINUTES if minutes is None else minutes
         epochs = plan_epochs(self.config, self.train.x, minutes)
         steps = math.ceil(len(self.train) / self.config.training.batch_size)
-        code = max(epochs, min(4 * epochs, math.ceil(LEAST_STEPS / steps)))
+        code = max(min(epochs, MOST_CODE), min(4 * epochs, math.ceil(LEAST_STEPS / steps)))
         planned = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
         self.config = configs.override(self.config, planned)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.anchored import AnchoredModel
+from vspair.anchored import DROPOUT, AnchoredModel
 from vspair.config import Config, TrainingConfig
 from vspair.data import Pairs
 from vspair.runs.files import make_folder, write_text
@@ -59,6 +60,18 @@ class _Networks:
             return {"score": float((wrong - self.target[judged]).square().mean())}
 
         return Stage(net, loss, score, rows, self.settings, folder=folder)
+
+    def drop(self, share: float) -> None:
+        """Let a share of hidden numbers be left out of each training step of all networks."""
+        for module in self.model.networks.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = share
+
+    def error(self, k: int) -> float:
+        """Return the mean squared error of network k on the fold that it has not seen."""
+        rows = self.data.fold == k
+        wrong = in_parts(partial(_maps_of, self.model.networks[k]), self.data.features[rows])
+        return float((wrong - self.target[rows]).square().mean())
 
     @torch.no_grad()
     def corrections(self, out_of_fold: bool) -> Tensor:
@@ -159,7 +172,8 @@ class AnchoredTraining:
         networks = _Networks(
             model, data, self._settings(self.epochs, learning_rate=3e-3, clip=NETWORK_CLIP)
         )
-        for k in range(len(model.networks)):
+        first = 0 if model.frame.size else self._choose_dropout(networks, show)
+        for k in range(first, len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
         self._trust(model)
         if float(model.trust) > 0:
@@ -173,6 +187,28 @@ class AnchoredTraining:
             model.leave_out_networks()
         model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Doubt(data.features, data.residual)
+
+    def _choose_dropout(self, networks: _Networks, show: bool) -> int:
+        """Train the first network with and without dropout, and let all do as the better.
+
+        Wide networks of few noisy pairs need it; a smooth relation without noise is blurred by it.
+
+        Returns:
+            How many networks are trained.
+        """
+        net, found = networks.model.networks[0], {}
+        start = deepcopy(net.state_dict())
+        for share in (0.0, DROPOUT):
+            networks.drop(share)
+            net.load_state_dict(start)
+            name = f"network-0-dropout-{share:g}"
+            self._run(networks.stage(0, self._folder(name)), "network 0", show)
+            found[share] = networks.error(0), deepcopy(net.state_dict())
+        best = min(found, key=lambda share: found[share][0])
+        networks.drop(best)
+        net.load_state_dict(found[best][1])
+        self.say(f"networks: {'with' if best else 'without'} dropout, by the first fold")
+        return 1
 
     @torch.no_grad()
     def _trust(self, model: AnchoredModel) -> None:
