@@ -75,6 +75,10 @@ PROBLEMS = (
 )
 
 
+OWN = ("own", "problems")
+"""The studies of the defaults of fit."""
+
+
 def _read(results: Path, study: str) -> dict[str, Any]:
     return json.loads((results / study / "summary.json").read_text(encoding="utf-8"))
 
@@ -152,13 +156,39 @@ def _overview(results: Path) -> str:
     return "\n".join([table.markdown(), "", "Made by", "", *made])
 
 
+def _own(results: Path, study: str) -> str:
+    """Return the defaults of fit beside simple methods, with a line for each set of pairs."""
+    rows = [Row(**row) for row in _read(results, study)["rows"]]
+    found = {(r.condition, r.model, r.metric): r.value for r in rows}
+
+    def cell(name: str, model: str, metric: str, form: str = ".3g") -> str:
+        value = found.get((name, model, metric))
+        return "-" if value is None else format(value, form)
+
+    simple = {"ridge": "ridge", "network": "plain network", "trivial-y": "y itself"}
+    lines = []
+    for name in dict.fromkeys(row.condition for row in rows):
+        own = [cell(name, "vsPAIR", "mse_mean"), *(cell(name, m, "mse_mean") for m in simple)]
+        ratios = [cell(name, "vsPAIR", f"{m}_over_best_simple", ".2f") for m in ("mse", "crps")]
+        more = [("coverage_90", ".1%"), ("active", ".3g"), ("share_in_factors", ".0%")]
+        lines.append([name, *own, *ratios, *(cell(name, "vsPAIR", *each) for each in more)])
+    columns = [
+        "pairs", "MSE of ours", *simple.values(), "MSE over the best simple",
+        "CRPS over the best simple", "90 % intervals cover", "factors", "of the doubt in factors",
+    ]  # fmt: skip
+    return "\n".join(
+        [Table(columns, lines).markdown(), "", "Made by", "", _made_by(results, study)]
+    )
+
+
 def tables(results: Path) -> dict[str, str]:
     """Return the text that belongs between each pair of markers, by their name.
 
     Arguments:
         results: The folder of results, one folder a study with its ``summary.json``.
     """
-    return {"results": _overview(results), "vocabulary": vocabulary.table()}
+    own = {study: _own(results, study) for study in OWN if (results / study).is_dir()}
+    return {"results": _overview(results), "vocabulary": vocabulary.table(), **own}
 
 
 def fill(text: str, found: dict[str, str]) -> str:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from vspair.cli import app
 from vspair.errors import VspairError
 from vspair.studies.heat.study import NOISE
-from vspair.studies.problems.study import COPIES, STUDY, Scale, problem_sets
+from vspair.studies.problems.study import COPIES, Scale, problem_sets
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -33,9 +33,10 @@ def test_copies_of_a_slice_are_of_the_same_patient() -> None:
 
 
 def test_a_problem_from_end_to_end(tmp_path: Path) -> None:
-    scale = Scale(sets="heat-noise-10", seconds=1.0, epochs=1, samples=20)
-    text = STUDY.reproduce(scale, out=tmp_path / "out", folder=tmp_path / "runs", device="cpu")
-    assert text is not None
+    folders = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, ["reproduce", "problems", "--smoke", *folders])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out" / "README.md").read_text()
     assert "| ridge with shifts |" in text
     assert "with 10 %" in text
     found = json.loads((tmp_path / "out" / "summary.json").read_text())

@@ -333,14 +333,19 @@ def problems(
     only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
     minutes: Minutes = 0.0,
     device: Device = "auto",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="One problem for a second; needs no data.")
+    ] = False,
     draw: Draw = False,
 ) -> None:
     """The paper's problems by the defaults of fit, beside simple methods."""
-    from vspair.studies.problems.study import STUDY, Scale
+    from vspair.studies.problems.study import SMOKE, STUDY, Scale
 
-    name = "problems" + "-part" * bool(sets)
+    given: dict[str, Any] = {"sets": sets, "seeds": seeds}
+    refuse_scale_beside_smoke(smoke, given, Scale())
+    scale = SMOKE if smoke else Scale(**given)
+    name = "problems" + "-smoke" * smoke + "-part" * bool(sets)
     how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
-    scale = Scale(sets=sets, seeds=seeds)
     run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, **how)
 
 

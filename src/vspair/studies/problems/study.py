@@ -30,7 +30,7 @@ from vspair.studies.own import study as own
 from vspair.studies.study import Study
 from vspair.studies.words import read_words
 
-__all__ = ["STUDY", "Scale"]
+__all__ = ["SMOKE", "STUDY", "Scale", "problem_sets"]
 
 WORDS = read_words("problems")
 
@@ -88,6 +88,8 @@ class Scale(own.Scale):
     def known(self, data_dir: Path | None = None) -> dict[str, OwnSet]:  # noqa: D102
         return problem_sets(data_dir)
 
+
+SMOKE = Scale(sets="heat-noise-10", samples=20, seconds=1.0, epochs=1)
 
 STUDY = Study(
     name="problems",
