@@ -8,13 +8,20 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.anchored import AnchoredModel, Made, decided
+from vspair.anchored import AnchoredModel, BaseName, Made, decided
 from vspair.codes import Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.evaluation import scores
 from vspair.networks.spatial import Domain, PlaceDecoder
 from vspair.posterior import LatentPosterior
-from vspair.training.doubt import Doubt, count_open, find_knee, find_width, solve_budget
+from vspair.training.doubt import (
+    Doubt,
+    GrainStage,
+    count_open,
+    find_knee,
+    find_width,
+    solve_budget,
+)
 from vspair.verdict import Verdict
 
 SHAPES: dict[Domain, tuple[int, ...]] = {"vector": (6,), "signal": (16,), "image": (8, 8)}
@@ -72,7 +79,7 @@ def test_gates_below_the_threshold_are_closed_in_answers_alone(domain: Domain) -
 # -- how wide ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [0.6, 1.0, 1.7])
+@pytest.mark.parametrize("wrong", [0.9, 1.0, 1.7])
 def test_the_width_that_held_out_residuals_ask_for_is_found(wrong: float) -> None:
     """Residuals are samples of the answers themselves, times a factor."""
     model = _model()
@@ -83,6 +90,21 @@ def test_the_width_that_held_out_residuals_ask_for_is_found(wrong: float) -> Non
         drawn = model.x_decoder(p.rsample(_generator(1))) - model.centre(p)
         drawn += model.grain(seen) * torch.randn(drawn.shape, generator=_generator(2))
     assert find_width(model, Doubt(seen, wrong * drawn)) == pytest.approx(wrong, rel=0.08)
+
+
+@pytest.mark.parametrize(("base", "exponent"), [("ridge", 0.75), ("none", 0.0)])
+def test_few_groups_change_little_and_none_the_answer(
+    base: BaseName, exponent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vspair.training.doubt.find_width", lambda *_: 1.6)
+    model = _model()
+    model.made = replace(model.made, base=base)
+    nothing = Doubt(torch.zeros(0), torch.zeros(0))
+    with torch.no_grad():
+        before = model.x_decoder(torch.ones(1, model.n_factors))
+        GrainStage(model, nothing, nothing).settle(30)
+        after = model.x_decoder(torch.ones(1, model.n_factors))
+    torch.testing.assert_close(after, 1.6**exponent * before)
 
 
 @pytest.mark.parametrize("domain", ["vector", "signal", "image"])

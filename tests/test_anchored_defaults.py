@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Generator
+from torch import Generator, nn
 
 import vspair
 from vspair import config as configs
-from vspair.anchored import AnchoredModel
+from vspair.anchored import DROPOUT, AnchoredModel
 from vspair.anchored_fit import _hold_out, _same_pairs
 from vspair.data import Pairs
 from vspair.training.anchored import AnchoredTraining
@@ -92,5 +92,7 @@ def test_dropout_is_for_noisy_pairs_alone() -> None:
         training = AnchoredTraining(pairs, pairs, c, groups=groups, say=said[name].append)
         model, data = prepare(pairs, None, groups, c, lambda _: None)
         training._anchor(model, data, False)
+        shares = {m.p for m in model.networks.modules() if isinstance(m, nn.Dropout)}
+        assert shares == {0.0 if name == "smooth" else DROPOUT}
     assert "networks: without dropout, by the first fold" in said["smooth"]
     assert "networks: with dropout, by the first fold" in said["noisy"]

@@ -114,7 +114,11 @@ def test_the_path_of_penalties_goes_with_the_scale() -> None:
 )
 def test_the_best_penalty_and_its_neighbours_are_kept(best: int, steps: list[int]) -> None:
     errors = (torch.arange(10) - best).double().square()
-    assert ridge_steps(range(10), errors) == steps
+    half = [10 ** (k / 2) for k in range(10)]
+    assert ridge_steps(half, errors) == steps
+    whole = ridge_steps([10.0**k for k in range(10)], errors)
+    best = int(errors.argmin())
+    assert whole == sorted({max(0, best - 2), max(0, best - 1), best, min(9, best + 1)})
 
 
 # -- folds ------------------------------------------------------------------------------------

@@ -49,6 +49,19 @@ def test_filters_are_ridge_regression_on_every_shift(
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=3e-4)
 
 
+def test_channels_that_are_the_same_are_no_trouble() -> None:
+    """Smooth grey images stored in colour: matrices that have no inverse in float64."""
+    frame, g = Frame((3, 16, 16), "image"), Generator().manual_seed(0)
+    grey = torch.randn(60, 1, 16, 16, generator=g, dtype=torch.float64)
+    for shift in (1, 2, 4):
+        grey = grey + grey.roll(shift, -1) + grey.roll(shift, -2)
+    y = grey.expand(-1, 3, -1, -1).flatten(1)
+    found = ShiftPath.fit(2 * y, y, frame=frame)(y)
+    assert found.isfinite().all()
+    # Next to no penalty: as if one channel answered all three.
+    torch.testing.assert_close(found[:, 4].double(), 2 * y, rtol=1e-3, atol=1e-3)
+
+
 def test_some_penalties_are_kept() -> None:
     frame = Frame((4, 4), "image")
     x, y = (t.flatten(1) for t in _pairs(5, (4, 4)))

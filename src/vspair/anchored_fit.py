@@ -203,9 +203,10 @@ class AnchoredFit:
             if (ended := self._ended(run, device)) is not None:
                 return ended
         say: Callable[[str], None] = _print if progress else (lambda _: None)
+        choosing = self.held[self._half(0)]
         training = AnchoredTraining(
-            self.train, self.held[self._half(0)], self.config, groups=self.groups,
-            held_groups=self.held_groups, first=self._first(0),
+            self.train, choosing, self.config, groups=self.groups,
+            held_groups=min(self.held_groups, len(choosing)), first=self._first(0),
             folder=None if run is None else run.path, device=device, say=say,
         )  # fmt: skip
         model = training.run(progress)

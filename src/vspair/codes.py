@@ -286,9 +286,11 @@ class SpikeSlab(Factorised):
 
         where the factor is rather present than absent. Its least over mu and sigma has
         :math:`\omega \mu = \mathrm{E}_q[z]` and
-        :math:`\omega (\mu^2 + \sigma^2) = \mathrm{E}_q[z^2]`, whatever omega is. The KL of slabs
-        would have the moments of q where q has the factor, and too much variance where omega is
-        larger than that of q. Elsewhere it is that KL, so that factors know what they will be.
+        :math:`\omega (\mu^2 + \sigma^2) = \mathrm{E}_q[z^2]` where a slab can have these moments.
+        It cannot where q has the factor more often than omega says and hardly varies; there the
+        fraction's numerator is at least the parametric variance of q. The KL of slabs would have
+        the moments of q where q has the factor, and too much variance where omega is larger than
+        that of q. Elsewhere it is that KL, so that factors know what they will be.
 
         Arguments:
             code: The code q, a constant.
@@ -296,6 +298,7 @@ class SpikeSlab(Factorised):
         mean, square = code.mean, code.omega * (code.slab.variance + code.mu.square())
         on, precision = self.omega.detach(), (-self.logvar).exp()
         apart = square - 2 * self.mu * mean + on * self.mu.square()
+        apart = torch.maximum(apart, code.parametric_variance)
         moments = 0.5 * (on * self.logvar + apart * precision)
         slab = torch.where(on > 0.5, moments, code.omega * code.slab.kl(self.slab))
         return slab + code._gate_kl(self.log_on, self.log_off)

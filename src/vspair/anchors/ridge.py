@@ -13,6 +13,7 @@ both are large (Halko, Martinsson and Tropp, "Finding Structure with Randomness"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,13 +35,17 @@ NEGLIGIBLE = 1e-3
 
 
 def ridge_steps(penalties: Sequence[float], errors: Tensor) -> list[int]:
-    """Return which penalties of a path to keep: the best, and some to both sides.
+    """Return which penalties of a path to keep: the best, two decades and one below, one above.
 
     Networks read the answers to all of them: little penalised ones are sharp and noisy, much
     penalised ones smooth and safe.
     """
     best, last = int(errors.argmin()), len(penalties) - 1
-    return sorted({max(0, best - 4), max(0, best - 2), best, min(last, best + 2)})
+    ratio = penalties[1] / penalties[0] if last else 10.0
+    decade = max(1, round(1 / math.log10(ratio)))
+    return sorted(
+        {max(0, best - 2 * decade), max(0, best - decade), best, min(last, best + decade)}
+    )
 
 
 def choose_penalties(scale: float) -> list[float]:

@@ -82,9 +82,11 @@ class ShiftPath(nn.Module):
         path.x_mean.copy_(means[0])
         path.y_mean.copy_(means[1])
         path.penalties.copy_(torch.tensor(penalties, dtype=torch.float64))
-        identity = torch.eye(frame.channels, dtype=power.dtype)
+        # By eigenvalues: channels that depend on each other leave no inverse in float64.
+        values, vectors = torch.linalg.eigh(power)
+        along = vectors.mH @ product
         for filters, penalty in zip(path.filters, penalties, strict=True):
-            solved = torch.linalg.solve(power + penalty * identity, product)
+            solved = vectors @ (along / (values.clamp(min=0) + penalty).unsqueeze(-1))
             filters.copy_(torch.view_as_real(solved).reshape(filters.shape))
         return path
 
@@ -94,13 +96,13 @@ class ShiftPath(nn.Module):
         modes = _transform(seen).movedim(1, -1).unsqueeze(-2)
         filters = self.filters.reshape(-1, *self.shape)
         answers = [self._filter(modes, torch.view_as_complex(f)) for f in filters]
-        return torch.stack(answers, 1).flatten(2).float()
+        return torch.stack(answers, 1).flatten(2)
 
     def _filter(self, modes: Tensor, filters: Tensor) -> Tensor:
         """Return what filters (*modes, C, C) make of spectra (B, *modes, 1, C)."""
         found = (modes @ filters).squeeze(-2).movedim(-1, 1)
         dims = tuple(range(2, found.ndim))
-        return torch.fft.irfftn(found, s=self.frame.size, dim=dims) + self.x_mean
+        return (torch.fft.irfftn(found, s=self.frame.size, dim=dims) + self.x_mean).float()
 
     def keep(self, steps: Sequence[int]) -> None:
         """Forget all penalties but those of some steps."""

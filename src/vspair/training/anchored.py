@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -50,8 +50,10 @@ class _Networks:
         tenth = max(1, len(rows) // 10)
         judged, rows = rows[order[:tenth]], rows[order[tenth:]]
 
+        vectors = not self.model.frame.size
+
         def loss(batch: Tensor, noise: Generator, _: float) -> tuple[Tensor, dict[str, Tensor]]:
-            with _chance_from(noise):  # for dropout
+            with _chance_from(noise) if vectors else nullcontext():  # for dropout
                 error = net(self.data.features[batch])[0] - self.target[batch]
             return error.square().mean(), {}
 
@@ -89,7 +91,8 @@ class _Networks:
 def _chance_from(generator: Generator) -> Iterator[None]:
     """Let torch's own chance come from a generator, and leave it as it was."""
     seed = torch.randint(2**31, (), device=generator.device, generator=generator)
-    with torch.random.fork_rng(devices=[]):
+    devices = [generator.device] if generator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(seed))
         yield
 
