@@ -406,10 +406,9 @@ def test_factors_that_a_code_lacks_are_fitted_where_the_other_has_them() -> None
     p = SpikeSlab.of(torch.tensor([0.5]), torch.tensor([0.3]), torch.tensor([0.2]))
     torch.testing.assert_close(p.fit_to(q), q.kl(p))
     other = SpikeSlab.of(torch.tensor([-1.0]), torch.tensor([0.0]), torch.tensor([0.3]))
-    modes = SpikeSlab(*(
-        torch.stack((getattr(p, name), getattr(other, name)))[None]
-        for name in ("mu", "logvar", "log_on", "log_off")
-    ))  # fmt: skip
+    pairs = zip((p.mu, p.logvar, p.omega), (other.mu, other.logvar, other.omega), strict=True)
+    mu, logvar, omega = (torch.stack(pair)[None] for pair in pairs)
+    modes = SpikeSlab.of(mu, logvar, omega)
     both = Mixture(modes, torch.tensor([[0.4, 0.6]]).log())
     expected = -(0.4 * (-q.kl(p)).exp() + 0.6 * (-q.kl(other)).exp()).log()
     torch.testing.assert_close(both.fit_to(q._map(lambda t: t[None])), expected)
