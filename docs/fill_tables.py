@@ -158,7 +158,7 @@ def _overview(results: Path) -> str:
 
 def _own(results: Path, study: str) -> str:
     """Return the defaults of fit beside simple methods, with a line for each set of pairs."""
-    rows = [Row(**row) for row in _read(results, study)["rows"]]
+    rows = [Row(**{"preset": "", **row}) for row in _read(results, study)["rows"]]
     found = {(r.condition, r.model, r.metric): r.value for r in rows}
 
     def cell(name: str, model: str, metric: str, form: str = ".3g") -> str:

@@ -96,3 +96,19 @@ def test_dropout_is_for_noisy_pairs_alone() -> None:
         assert shares == {0.0 if name == "smooth" else DROPOUT}
     assert "networks: without dropout, by the first fold" in said["smooth"]
     assert "networks: with dropout, by the first fold" in said["noisy"]
+
+
+def test_networks_read_y_where_it_lies_on_the_grid_of_x() -> None:
+    """Colours from a mosaic: y has other channels than x, and the same pixels."""
+    g = Generator().manual_seed(0)
+    x = torch.rand(60, 3, 8, 8, generator=g)
+    y = x[:, :1].clone()
+    model = vspair.fit(x, y, anchor="network", **(QUIET | {"epochs": 1}))  # type: ignore[arg-type]
+    assert isinstance(model, AnchoredModel)
+    assert model.n_features == 3 * model.made.penalties + 1
+    _, seen = model.answer(model.normalise_y(y[:4]), None)
+    read = seen[:, model.n_features - 1] * model.feature_std[-1] + model.feature_mean[-1]
+    torch.testing.assert_close(read, model.normalise_y(y[:4])[:, 0])
+    far = vspair.fit(x, y[..., :4], anchor="network", **(QUIET | {"epochs": 1}))  # type: ignore[arg-type]
+    assert isinstance(far, AnchoredModel)
+    assert not far.reads_y

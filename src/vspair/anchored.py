@@ -9,7 +9,7 @@ spread about the answer. The *grain* s is what no factor explains.
 
 The anchor is a ridge regression, or a few small networks that correct it, each trained without one
 fold of the pairs; their mean answers. Networks read *features*: answers of ridge for several
-penalties, first guesses where there are any, and y itself where it has the shape of x.
+penalties, first guesses where there are any, and y itself where it lies on the grid of x.
 """
 
 from __future__ import annotations
@@ -188,16 +188,15 @@ class AnchoredModel(InverseModel):
 
     @property
     def reads_y(self) -> bool:
-        """Whether networks read y itself: where it has x's shape, or x has no places."""
-        return self.x_shape == self.y_shape or self.made.domain == "vector"
+        """Whether networks read y itself: where it lies on x's grid, or x has no places."""
+        size = self.frame.size
+        return not size or (len(self.y_shape) >= len(size) and self.y_shape[-len(size) :] == size)
 
     @property
     def n_features(self) -> int:
         """The numbers that networks read at each pixel."""
         maps = (self.made.penalties + self.made.first) * self.frame.channels
-        if self.x_shape == self.y_shape:
-            return maps + self.frame.channels
-        return maps + (math.prod(self.y_shape) if self.made.domain == "vector" else 0)
+        return maps + (math.prod(self.y_shape) // math.prod(self.frame.size)) * self.reads_y
 
     def stack(self, ridge: Tensor, first: Tensor | None, y: Tensor) -> Tensor:
         """Return what networks read, not yet normalised, with shape (B, n_features, *size).

@@ -372,7 +372,7 @@ _EVERY = (
     OwnSet(
         "demosaic", "colour patches 32 x 32, from a noisy Bayer mosaic", ("skimage", "sklearn"),
         _of_images(_demosaic, (_OTHER, 300), (("astronaut.png", "china.jpg"), 200)),
-        tuned=False,
+        tuned=True,
     ),
     OwnSet(
         "zoom", "grey patches 32 x 32, from 8 x 8 noisy means", ("skimage",),

@@ -278,6 +278,7 @@ class Study(Generic[S, D]):
             continue.
         """
         names = self._named(only)
+        runs.commit()  # of the source that is running, whatever is committed meanwhile
         deadline = time.monotonic() + 60 * minutes if minutes else None
         workspace: Workspace[S, D] = Workspace(
             scale, lambda: self.load(scale, data_dir), folder, runs.pick_device(device), deadline,
