@@ -111,8 +111,8 @@ def test_the_number_of_factors_is_a_promise(
     assert abs(float(code.counts()[0].mean()) - 5) < 1 / 100 + 1e-4
     assert abs(float(fresh.counts()[0].mean()) - 5) < 0.25
     _, present, hedged = code.counts()
-    assert abs(float(present.mean()) - 5) < 1
-    assert float(hedged.sum() / present.sum()) < 0.15
+    assert 2.5 < float(present.mean()) < 5.01  # each of them is rather present than absent
+    assert float(hedged.abs().max()) < 1e-6  # and no other is in doubt
     assert isinstance(model.verdict, Verdict)
     assert abs(model.verdict.active - 5) < 0.25
     assert "MISSES" not in model.verdict.lines[2]
