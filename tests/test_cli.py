@@ -285,11 +285,12 @@ def test_info_shows_the_verdict(anchored: tuple[Path, str]) -> None:
 def test_a_stopped_anchored_fit_names_all_its_files(files: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "first.npy", np.load(files / "x.npy"))
     out = tmp_path / "run"
+    stage = out / "stages" / "network-0-dropout-0"
     words = ["fit", "--x", files / "x.npy", "--y", files / "y.npy", "--out", out]
     guesses = ["--first", tmp_path / "first.npy"]
     start = [*PROGRAM, *map(str, [*words, *guesses, "--epochs", 400, "--quiet"])]
     with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as process:
-        until, log = time.monotonic() + 60, out / "stages" / "network-0-dropout-0" / "metrics.jsonl"
+        until, log = time.monotonic() + 60, stage / "metrics.jsonl"
         while len(read_metrics(log)) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -298,4 +299,4 @@ def test_a_stopped_anchored_fit_names_all_its_files(files: Path, tmp_path: Path)
     command = " ".join(map(str, ["vspair", *words, "--resume", *guesses]))
     assert shown == f"Stopped; what was reached is saved. Continue with: {command}\n"
     assert "has no weights yet" in vspair("info", out, code=2)
-    assert (out / "stages" / "network-0-dropout-0" / "checkpoint.safetensors").exists()
+    assert (stage / "checkpoint.safetensors").exists()
