@@ -178,7 +178,7 @@ class AnchoredTraining:
         first = 0 if model.frame.size else self._choose_dropout(networks, show)
         for k in range(first, len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
-        self._trust(model)
+        self._trust(model, networks)
         if float(model.trust) > 0:
             added = model.trust * networks.corrections(model.anchored.out_of_fold)
             return Doubt(
@@ -214,23 +214,32 @@ class AnchoredTraining:
         return 1
 
     @torch.no_grad()
-    def _trust(self, model: AnchoredModel) -> None:
-        """Set how far networks are trusted: by what share of theirs held-out errors are least.
+    def _trust(self, model: AnchoredModel, networks: _Networks) -> None:
+        """Set how far networks are trusted: by what share of their mean errors are least.
 
-        At most 1, and 0 where they do not lessen the error of the base by a hundredth.
+        Errors are those of training pairs, each answered by the network that has not seen it. The
+        mean of networks is smaller than each, by what they disagree in; how much, pairs tell that
+        none has seen. At most 1, and 0 where the error of the base is not lessened by a hundredth.
         """
-        doubt = self._held(model)
-        added = doubt.seen[:, -model.frame.channels :].reshape(doubt.residual.shape).double()
-        left = doubt.residual.double() + added
-        trust = float((left * added).sum() / added.square().sum().clamp(min=1e-30))
-        trust = 1.0 if model.anchored.anchor == "network" else min(max(trust, 0.0), 1.0)
-        before, after = (float((left - t * added).square().mean()) for t in (0.0, trust))
-        share = after / max(before, 1e-30)
-        self.say(f"networks: {share:.3g} times the error before, on held-out pairs")
-        if model.anchored.anchor != "network" and after > 0.99 * before:
+        left = networks.target.double()
+        added = networks.corrections(out_of_fold=True).double()
+        before, size = left.square().mean(), added.square().mean() * self._agreement(model)
+        gain = (left * added).mean()
+        best = min(max(float(gain / size.clamp(min=1e-30)), 0.0), 1.0)
+        trust = 1.0 if model.anchored.anchor == "network" else best
+        after = before - 2 * trust * gain + trust**2 * size
+        share = float(after / before.clamp(min=1e-30))
+        self.say(f"networks: {share:.3g} times the error before, out of fold; trust {trust:.2g}")
+        if model.anchored.anchor != "network" and share > 0.99:
             self.say("networks: no better than what they correct; left out")
             trust = 0.0
         model.trust.fill_(trust)
+
+    def _agreement(self, model: AnchoredModel) -> float:
+        """Return how large the mean of networks is beside each, squared, on held-out pairs."""
+        seen = self._held(model).seen[:, : model.n_features]
+        each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
+        return float(each.mean(0).square().mean() / each.square().mean().clamp(min=1e-30))
 
     @torch.no_grad()
     def _held(self, model: AnchoredModel) -> Doubt:
