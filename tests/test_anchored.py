@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from vspair.training.doubt import (
     count_open,
     find_knee,
     find_width,
+    gaussian_misfit,
     solve_budget,
 )
 from vspair.verdict import Verdict
@@ -74,6 +75,44 @@ def test_gates_below_the_threshold_are_closed_in_answers_alone(domain: Domain) -
     assert torch.equal(closed > 0.5, soft > 0.5)
     assert 0 < int((soft > 0.5).sum()) < soft.numel()
     assert float(closed[soft <= 0.5].max()) < 1e-9 < float(soft[soft <= 0.5].max())
+
+
+# -- the loss of the grain --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [0.1, 1.0, 4.0])
+def test_the_likelihood_of_the_grain_is_that_of_a_normal(width: float) -> None:
+    """Up to a constant; it is best where the width is the root of the mean square."""
+    left = 3 * torch.randn(50, 6, generator=_generator())
+    log_density = torch.distributions.Normal(0, width).log_prob(left).mean()
+    found = gaussian_misfit(left, torch.full_like(left, width))
+    torch.testing.assert_close(found, -log_density - 0.5 * math.log(2 * math.pi))
+    best = gaussian_misfit(left, left.square().mean().sqrt().expand_as(left))
+    assert float(best) < float(found)
+
+
+@pytest.mark.parametrize("loss", ["crps", "likelihood"])
+def test_outliers_rule_the_likelihood_and_not_the_crps(
+    loss: Literal["crps", "likelihood"],
+) -> None:
+    """One residual of ten is ten times as large, and no factor explains any of them."""
+    model = _model()
+    model.anchored = replace(model.anchored, grain_loss=loss)
+    model.thresholds.answer.fill_(1e3)  # no factor is present
+    model.start_grain(torch.ones(1, 6))
+    nn.init.zeros_(model.grain_reader.maps.weight)  # type: ignore[union-attr, arg-type]
+    residual = torch.randn(2000, 6, generator=_generator())
+    residual[::10] *= 10
+    seen = torch.zeros(2000, model.n_features)
+    stage, found = GrainStage(model, *2 * [Doubt(seen, residual)]), {}
+    rms = float(residual.square().mean().sqrt())
+    for share in torch.linspace(0.2, 1.5, 27).tolist():
+        nn.init.constant_(model.grain_reader.maps.bias, math.log(share * rms))  # type: ignore[union-attr, arg-type]
+        found[share] = stage.score(0.0)["score"]
+        trained = float(stage.loss(torch.arange(2000), _generator(), 0.0)[0].detach())
+        assert trained == pytest.approx(found[share], rel=0.05)
+    best = min(found, key=lambda share: found[share])
+    assert (0.9 < best < 1.1) if loss == "likelihood" else (best < 0.6)
 
 
 # -- how wide ---------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "reproduce gaussian",
         "reproduce mnist",
         "reproduce sbibm",
+        "reproduce ablations",
     ],
 )
 def test_help_reads_well(command: str) -> None:

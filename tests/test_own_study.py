@@ -211,7 +211,7 @@ def test_answers_of_another_library_are_made_anew(
     tmp_path: Path, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reproduce(tmp_path) is not None
-    monkeypatch.setattr(own_study, "_library", lambda: "changed")
+    monkeypatch.setattr(own_study, "library_digest", lambda: "changed")
     assert reproduce(tmp_path) is not None
     assert len(calls) == 2
 

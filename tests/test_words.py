@@ -13,7 +13,7 @@ every = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.nam
 
 def test_every_study_has_words() -> None:
     names = [folder.name for folder in FOLDERS]
-    expected = "ct ct_sweeps demo gaussian heat mnist own problems sbibm"
+    expected = "ablations ct ct_sweeps demo gaussian heat mnist own problems sbibm"
     assert names == expected.split()
 
 

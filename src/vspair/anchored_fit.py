@@ -24,7 +24,7 @@ from vspair.training.anchored import AnchoredTraining
 from vspair.training.prepared import tell_domain
 from vspair.verdict import Verdict, judge
 
-__all__ = ["AnchorChoice", "AnchoredFit", "plan_epochs", "suggest_kinds"]
+__all__ = ["AnchorChoice", "AnchoredFit", "plan_epochs", "planned", "suggest_kinds"]
 
 AnchorChoice = Literal["auto", "none", "ridge", "network"]
 
@@ -91,6 +91,21 @@ def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
     once = nominal_seconds(config, x, 1)
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
     return max(few, min(most, round(60 * minutes / once)))
+
+
+def planned(config: Config, x: Tensor, minutes: float = MINUTES) -> Config:
+    """Return settings whose stages, the code's too, have the passes that fit the time.
+
+    Arguments:
+        config: The settings.
+        x: The unknowns to train on, with shape (N, *x_shape).
+        minutes: How long the training may take on two cores, about.
+    """
+    epochs = plan_epochs(config, x, minutes)
+    steps = math.ceil(len(x) / config.training.batch_size)
+    code = max(min(epochs, MOST_CODE), min(4 * epochs, math.ceil(LEAST_STEPS / steps)))
+    changes = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
+    return configs.override(config, changes)
 
 
 class AnchoredFit:
@@ -243,11 +258,7 @@ class AnchoredFit:
         if given:
             return
         minutes = MINUTES if minutes is None else minutes
-        epochs = plan_epochs(self.config, self.train.x, minutes)
-        steps = math.ceil(len(self.train) / self.config.training.batch_size)
-        code = max(min(epochs, MOST_CODE), min(4 * epochs, math.ceil(LEAST_STEPS / steps)))
-        planned = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
-        self.config = configs.override(self.config, planned)
+        self.config = planned(self.config, self.train.x, minutes)
 
     def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
         first = self._first(1)

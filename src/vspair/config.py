@@ -209,6 +209,8 @@ class AnchoredConfig:
             explain of held-out residuals.
         beta: The weight of the KL on the side of the residual's code.
         grain: Whether the width of the grain is ``predicted`` for each entry or ``constant``.
+        grain_loss: What a predicted grain is learned by: the fair ``crps`` of two draws, or the
+            Gaussian ``likelihood`` of what the residual's own code leaves, ruled by outliers.
         spatial: Whether factors have places; dense codes for images where not.
         out_of_fold: Whether code and grain learn from residuals of pairs that their anchor has
             not seen. Only to show what happens where not.
@@ -225,6 +227,7 @@ class AnchoredConfig:
     active: int = 0
     beta: float = 0.5
     grain: Literal["predicted", "constant"] = "predicted"
+    grain_loss: Literal["crps", "likelihood"] = "crps"
     spatial: bool = True
     out_of_fold: bool = True
     budget: bool = True

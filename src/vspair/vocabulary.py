@@ -51,6 +51,9 @@ _GENERAL = {
         "", "mse_mean over the least of ridge and a plain network on the same pairs"
     ),
     "crps_over_best_simple": Metric("", "the same of crps, theirs of Gaussian residuals"),
+    "mse_over_full": Metric("", "mse_mean over that of the model with all its parts, same seed"),
+    "crps_over_full": Metric("", "the same of crps"),
+    "energy_over_full": Metric("", "the same of energy_score"),
     "field_variance": Metric("data²", "variance of the truths"),
     "spanned_share": Metric(
         "", "share of ||x - m||² that a method's leading directions span, mean over observations"

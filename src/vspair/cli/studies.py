@@ -350,6 +350,38 @@ def problems(
 
 
 @reproduce.command()
+@stoppable("Stopped. The same command continues after the last answer that was kept.")
+def ablations(
+    out: Results = None,
+    runs: Runs = None,
+    sets: Annotated[
+        str, typer.Option(help="Sets of own pairs with commas between them; four if not given.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each set.")] = 3,
+    minutes_each: Annotated[
+        float, typer.Option(help="Of a training of the full model, on two cores, about.")
+    ] = 1.0,
+    only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 2,
+    minutes: Minutes = 0.0,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="A few made pairs; needs no package.")
+    ] = False,
+    draw: Draw = False,
+) -> None:
+    """What each part of the anchored model is worth: each off in turn, on real pairs."""
+    from vspair.studies.ablations.study import SMOKE, STUDY, Scale
+
+    given: dict[str, Any] = {"seeds": seeds, "minutes_each": minutes_each}
+    given |= {"sets": sets} if sets else {}
+    refuse_scale_beside_smoke(smoke, given, Scale())
+    scale = SMOKE if smoke else Scale(**given)
+    name = "ablations" + "-smoke" * smoke + "-part" * (not smoke and scale.is_part)
+    how: dict[str, Any] = {"only": only, "jobs": jobs, "minutes": minutes, "device": "cpu"}
+    run_study(STUDY, scale, name, out, runs, draw, show=True, **how)
+
+
+@reproduce.command()
 @stoppable("Stopped. The same command continues with what is not done yet.")
 def sbibm(
     data_dir: Annotated[

@@ -27,7 +27,7 @@ from vspair.evaluation import score_method
 from vspair.posterior import Method
 from vspair.runs.files import Groups, make_folder, read_groups, write_groups
 
-__all__ = ["Answers", "Question", "as_array", "digest", "made_once"]
+__all__ = ["Answers", "Question", "as_array", "digest", "library_digest", "made_once"]
 
 M = TypeVar("M", bound=Method)
 _REMADE = "The study's stages make it; where it is damaged, remove it first."
@@ -43,6 +43,17 @@ def digest(*parts: object) -> str:
         found.update(part if isinstance(part, bytes) else repr(part).encode())
         found.update(b";")
     return found.hexdigest()
+
+
+@cache
+def library_digest() -> str:
+    """Return a digest of the source that learns: with another, answers are made anew."""
+    package = Path(__file__).parents[1]
+    others = ("cli", "datasets", "problems", "report", "studies", "sweeps")
+    files = sorted(
+        p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in others
+    )
+    return digest(*(file.read_bytes() for file in files))
 
 
 def as_array(values: Any) -> Any:

@@ -7,7 +7,8 @@ The *code* is learned by the conditional bound on the out-of-fold residual e = x
           - \mathrm{KL}(q(z \mid e, y) \,\|\, p(z \mid y)),
 
 with one constant width s and a budget of open gates that is solved for in every batch. The *grain*
-is a width for each entry, of what the residual's own code leaves, by the fair CRPS.
+is a width for each entry, of what the residual's own code leaves, by the fair CRPS, or by the
+likelihood where that is asked for.
 """
 
 from __future__ import annotations
@@ -260,7 +261,8 @@ def find_knee(counts: Sequence[float], scores: Sequence[float]) -> float:
 class GrainStage:
     """Trains the width of the grain for each entry: what the residual's own code does not explain.
 
-    By the fair CRPS, which outliers do not rule. Trained on answers instead, where factors are
+    By the fair CRPS, which outliers do not rule, or by the likelihood, to show what that changes
+    (``anchored.grain_loss``). Trained on answers instead, where factors are
     drawn from the code of y, the grain would take over what factors say.
     """
 
@@ -270,8 +272,8 @@ class GrainStage:
     def loss(
         self, rows: Tensor, generator: Generator, _: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the CRPS of residuals, given their own codes."""
-        return self._crps(self.doubt, rows, generator), {}
+        """Return the CRPS of residuals, or minus their likelihood, given their own codes."""
+        return self._misfit(self.doubt, rows, generator), {}
 
     @torch.no_grad()
     def settle(self, groups: int) -> None:
@@ -298,23 +300,28 @@ class GrainStage:
         explained = model.x_decoder(q.mean * present(p)) - model.centre(p)
         model.start_grain(residual - explained)
 
-    def _crps(self, doubt: Doubt, rows: Tensor, generator: Generator) -> Tensor:
-        """Return the CRPS of two samples of the residuals' own codes with grain, a scalar."""
-        model, seen = self.model, doubt.seen[rows]
+    def _misfit(self, doubt: Doubt, rows: Tensor, generator: Generator) -> Tensor:
+        """Return how badly the grain fits what a sample of residuals' own codes leaves, a scalar.
+
+        By the CRPS of two samples, or minus the logarithm of the likelihood, up to a constant.
+        """
+        model, seen, residual = self.model, doubt.seen[rows], doubt.residual[rows]
         with torch.no_grad():
             p = model.read_code(model.code_reader(seen)[1])
-            q = model.encode(doubt.residual[rows], seen)
+            q = model.encode(residual, seen)
             drawn = model.x_decoder(q.rsample(generator) * present(p)) - model.centre(p)
+        if model.anchored.grain_loss == "likelihood":
+            return gaussian_misfit(residual - drawn, model.grain(seen))
         # One sample of the code, twice the grain: what two would differ by is not grain.
-        return fair_crps((drawn, drawn), model.grain(seen), doubt.residual[rows], generator)
+        return fair_crps((drawn, drawn), model.grain(seen), residual, generator)
 
     @torch.no_grad()
     def score(self, _: float) -> dict[str, float]:
-        """Return the CRPS of what their own codes say of held-out residuals."""
+        """Return the same of held-out residuals."""
         held, total = self.held, 0.0
         generator = Generator(held.seen.device).manual_seed(0)
         for rows in torch.arange(len(held.seen)).split(256):
-            total += float(self._crps(held, rows, generator)) * len(rows)
+            total += float(self._misfit(held, rows, generator)) * len(rows)
         return {"score": total / len(held.seen)}
 
 
@@ -324,6 +331,16 @@ def fair_crps(
     """Return the fair CRPS of two samples with grain, a scalar."""
     a, b = (s + width * _noise(width, generator) for s in drawn)
     return 0.5 * ((a - truth).abs() + (b - truth).abs() - (a - b).abs()).mean()
+
+
+def gaussian_misfit(left: Tensor, width: Tensor) -> Tensor:
+    """Return minus the mean log density of N(0, width²), up to a constant, a scalar.
+
+    Arguments:
+        left: What factors leave of residuals, with shape (B, *x_shape).
+        width: The deviation of the grain, with shape (B, *x_shape).
+    """
+    return (0.5 * (left / width).square() + width.log()).mean()
 
 
 def _noise(like: Tensor, generator: Generator) -> Tensor:

@@ -24,7 +24,7 @@ from vspair.data import Normaliser, Pairs
 from vspair.errors import VspairError
 from vspair.networks.spatial import Domain, Frame
 
-__all__ = ["Prepared", "Say", "fit_ridge", "prepare", "tell_domain"]
+__all__ = ["Prepared", "Say", "fit_ridge", "plain_modes", "prepare", "tell_domain"]
 
 Say = Callable[[str], None]
 
@@ -49,6 +49,11 @@ def tell_domain(x: Tensor, wanted: str) -> Domain:
     near = (data[:, 1:] * data[:, :-1]).mean()
     far = (data * data.roll(x.shape[1] // 2, dims=1)).mean().abs()
     return "signal" if near > 0.5 and near > far + 0.3 else "vector"
+
+
+def plain_modes(domain: Domain) -> int:
+    """Return how many modes codes have where nothing is said."""
+    return 8 if domain == "vector" else 1
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ def prepare(
     if not a.spatial and domain != "vector":
         domain = "vector"
     shapes = train.shapes
-    modes = a.modes or (8 if domain == "vector" else 1)
+    modes = a.modes or plain_modes(domain)
     x_scale, y_scale = Normaliser(shapes[0]), Normaliser(shapes[1])
     x_scale.fit(train.x, _scaling(train.x))
     same = shapes[0] == shapes[1]

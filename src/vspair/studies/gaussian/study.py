@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ from vspair.runs import Groups, Run
 from vspair.studies.answers import digest
 from vspair.studies.gaussian import drawing
 from vspair.studies.gaussian.theorem import theorem1
+from vspair.studies.jobs import do_missing
 from vspair.studies.results import Row, table_of
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 from vspair.studies.words import read_words
@@ -259,35 +257,10 @@ def _answer(job: Job, folder: Path, deadline: float | None) -> Groups | None:
     return _trained(job, folder, deadline)
 
 
-@contextmanager
-def _on_one_core_each(processes: int) -> Iterator[Callable[..., Iterable[Groups | None]]]:
-    """Yield a map that works in so many processes, or in this one, each on one core."""
-    if processes > 1:
-        how: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with ProcessPoolExecutor(processes, get_context("spawn"), **how) as pool:
-            yield pool.map
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield map
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _work(work: Work, methods: Iterable[str], seeds: int) -> bool:
     """Make and keep the answers that are missing; return whether all are there."""
     every = [Job(method, seed, work.scale) for method in methods for seed in range(seeds)]
-    left = [job for job in every if not work.answers.has(job.name, job.key)]
-    if not left or work.late():
-        return not left
-    work.note_work()
-    make = partial(_answer, folder=work.folder, deadline=work.deadline)
-    with _on_one_core_each(min(work.jobs, len(left))) as each:
-        for job, groups in zip(left, each(make, left), strict=True):
-            if groups is not None:
-                work.answers.write(job.name, job.key, groups)
-    return all(work.answers.has(job.name, job.key) for job in left)
+    return do_missing(work, every, partial(_answer, folder=work.folder, deadline=work.deadline))
 
 
 # -- the report -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from vspair.methods.plain import train_plain
 from vspair.posterior import Method, Posterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Groups
-from vspair.studies.answers import Question, digest, made_once
+from vspair.studies.answers import Question, digest, library_digest, made_once
 from vspair.studies.own import drawing, tables
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 
@@ -214,17 +214,6 @@ def _makers(work: Work, split: Split, seed: int) -> dict[str, Callable[[], Metho
     return makers | {tables.OURS: partial(_fit_defaults, work, split, seed)}
 
 
-@cache
-def _library() -> str:
-    """Return a digest of the source that learns: with another, answers are made anew."""
-    package = Path(__file__).parents[2]
-    others = ("cli", "datasets", "problems", "report", "studies", "sweeps")
-    files = sorted(
-        p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in others
-    )
-    return digest(*(file.read_bytes() for file in files))
-
-
 # -- the stage ------------------------------------------------------------------------------
 
 
@@ -237,7 +226,7 @@ def _ask_all(work: Work, case: Case) -> bool:
     """Keep the answers of all methods in one case; return whether that is done."""
     split, scale = case.load(), work.scale
     question = Question(split.test, samples=scale.samples, block=BLOCK)
-    made_from = digest(_library(), split.train.x, split.train.y, scale.seconds, scale.epochs)
+    made_from = digest(library_digest(), split.train.x, split.train.y, scale.seconds, scale.epochs)
     for name, make in _makers(work, split, case.seed).items():
         work.say(f"{case.own.name}, seed {case.seed}: {name}")
         method_for = made_once(partial(Timed, make))

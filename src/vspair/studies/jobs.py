@@ -1,0 +1,69 @@
+"""Jobs of a study side by side, each in a process of its own and on one core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from vspair.runs import Groups
+from vspair.studies.study import Workspace
+
+__all__ = ["Job", "do_missing"]
+
+
+class Job(Protocol):
+    """What is done at once: it can be sent to another process, and leaves one answer."""
+
+    @property
+    def name(self) -> str:
+        """What its answer is called."""
+
+    @property
+    def key(self) -> str:
+        """What its answer is known again by."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+@contextmanager
+def _on_one_core_each(processes: int) -> Iterator[Callable[..., Iterable[Groups | None]]]:
+    """Yield a map that works in so many processes, or in this one, each on one core."""
+    if processes > 1:
+        how: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ProcessPoolExecutor(processes, get_context("spawn"), **how) as pool:
+            yield pool.map
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield map
+    finally:
+        torch.set_num_threads(threads)
+
+
+def do_missing(
+    work: Workspace[Any, Any], jobs: Sequence[J], do: Callable[[J], Groups | None]
+) -> bool:
+    """Do the jobs whose answers are missing, and keep these; return whether all are there.
+
+    Arguments:
+        work: Where answers are kept, how many processes there are and when to stop.
+        jobs: All jobs.
+        do: Does one, in any process; returns its answer, or nothing where time ran out.
+    """
+    left = [job for job in jobs if not work.answers.has(job.name, job.key)]
+    if not left or work.late():
+        return not left
+    work.note_work()
+    with _on_one_core_each(min(work.jobs, len(left))) as each:
+        for job, groups in zip(left, each(do, left), strict=True):
+            if groups is not None:
+                work.answers.write(job.name, job.key, groups)
+                work.say(f"{job.name}: done")
+    return all(work.answers.has(job.name, job.key) for job in left)
