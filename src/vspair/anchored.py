@@ -8,7 +8,8 @@ apart from their mean :math:`\bar z(y)`, whose part the anchor has in it already
 spread about the answer. The *grain* s is what no factor explains.
 
 The anchor is a ridge regression, or a few small networks that correct it, each trained without one
-fold of the pairs; their mean answers. Networks read *features*: answers of ridge for several
+fold of the pairs; their mean answers. Of vectors, a smooth regression may correct it too. Networks
+read *features*: answers of ridge for several
 penalties, first guesses where there are any, and y itself where it lies on the grid of x.
 """
 
@@ -22,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vspair.anchors import RidgePath, ShiftPath
+from vspair.anchors import CurvePath, RidgePath, ShiftPath
 from vspair.codes import Code, Family, Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.data import Normaliser, as_array, as_data
@@ -71,6 +72,7 @@ class Made:
         ridge: What ridge regression learns: ``entries``, each from all others; ``toward-y``, the
             same of x - y, which where penalties are large answers with y instead of the mean; or
             ``shifts``, one filter for all places.
+        curve: The directions of a smooth regression beside it, for vectors; 0 where there is none.
     """
 
     base: BaseName
@@ -82,6 +84,7 @@ class Made:
     modes: int
     first: bool
     ridge: RidgeKind = "entries"
+    curve: int = 0
 
 
 def decided(gate: Tensor, shift: Tensor) -> Tensor:
@@ -126,6 +129,7 @@ class AnchoredModel(InverseModel):
     feature_mean: Tensor
     feature_std: Tensor
     trust: Tensor
+    curve_trust: Tensor
 
     def __init__(
         self,
@@ -145,6 +149,8 @@ class AnchoredModel(InverseModel):
         self.verdict: object = None
         self.x_scale = Normaliser(x_shape)
         self.ridge = self._make_ridge()
+        sizes = math.prod(y_shape), math.prod(x_shape)
+        self.curve = CurvePath(*sizes, made.curve, 1) if made.curve else None
         channels = self.n_features
         self.register_buffer("feature_mean", torch.zeros(channels, *[1] * len(frame.size)))
         self.register_buffer("feature_std", torch.ones(channels, *[1] * len(frame.size)))
@@ -154,10 +160,11 @@ class AnchoredModel(InverseModel):
             Reader(frame, channels, maps=1, **wide) for _ in range(made.networks)
         )
         self.register_buffer("trust", torch.ones(()))
+        self.register_buffer("curve_trust", torch.zeros(()))
         self.thresholds = Thresholds()
         self._make_readers()
 
-    def _make_ridge(self) -> RidgePath | ShiftPath:
+    def _make_ridge(self) -> RidgePath | ShiftPath | CurvePath:
         """Return a path with room for the numbers of ridge regression."""
         if self.made.ridge == "shifts":
             return ShiftPath(self.frame, self.made.penalties)
@@ -166,7 +173,7 @@ class AnchoredModel(InverseModel):
 
     def _make_readers(self) -> None:
         """Make what reads code and grain: features, and the correction where there is one."""
-        seen = self.n_features + (self.frame.channels if len(self.networks) else 0)
+        seen = self.n_features + self.frame.channels * self.corrects
         each, modes, width = 3 * self.kinds, self.made.modes, self.anchored.width
         numbers = each if modes == 1 else (2 * modes + 1) * self.kinds + modes
         self.code_reader = Reader(self.frame, seen, numbers=numbers, width=width)
@@ -195,19 +202,28 @@ class AnchoredModel(InverseModel):
     @property
     def n_features(self) -> int:
         """The numbers that networks read at each pixel."""
-        maps = (self.made.penalties + self.made.first) * self.frame.channels
+        made = self.made
+        maps = (made.penalties + made.first + (made.curve > 0)) * self.frame.channels
         return maps + (math.prod(self.y_shape) // math.prod(self.frame.size)) * self.reads_y
 
-    def stack(self, ridge: Tensor, first: Tensor | None, y: Tensor) -> Tensor:
+    @property
+    def corrects(self) -> bool:
+        """Whether anything is added to the base."""
+        return len(self.networks) > 0 or self.made.curve > 0
+
+    def stack(
+        self, ridge: Tensor, first: Tensor | None, curve: Tensor | None, y: Tensor
+    ) -> Tensor:
         """Return what networks read, not yet normalised, with shape (B, n_features, *size).
 
         Arguments:
             ridge: Normalised answers of ridge, with shape (B, P, n).
             first: Normalised first guesses, with shape (B, *x_shape).
+            curve: Normalised answers of the smooth regression, with shape (B, n).
             y: Normalised observations, with shape (B, *y_shape).
         """
         parts = [self.frame.maps(ridge)]
-        parts += [] if first is None else [self.frame.maps(first)]
+        parts += [self.frame.maps(each) for each in (first, curve) if each is not None]
         parts += [self.frame.maps(y)] if self.reads_y else []
         return torch.cat(parts, 1)
 
@@ -226,11 +242,23 @@ class AnchoredModel(InverseModel):
     def correction(self, features: Tensor) -> Tensor | None:
         """Return what is added to the base, in units of the residual.
 
-        The mean of what the networks say, times how far they are trusted.
+        The mean of what the networks say and the step to the smooth regression, each times how
+        far it is trusted.
         """
-        if not len(self.networks):
-            return None
-        return self.trust * torch.stack([net(features)[0] for net in self.networks]).mean(0)
+        parts = []
+        if len(self.networks):
+            said = torch.stack([net(features)[0] for net in self.networks]).mean(0)
+            parts.append(self.trust * said)
+        if self.made.curve:
+            parts.append(self.curve_trust * self.curve_step(features))
+        return sum(parts[1:], parts[0]) if parts else None
+
+    def curve_step(self, features: Tensor) -> Tensor:
+        """Return the way from the base to the smooth regression, in units of the residual."""
+        stacked = features * self.feature_std + self.feature_mean
+        at = (self.made.penalties + self.made.first) * self.frame.channels
+        step = stacked[:, at : at + self.frame.channels] - self.base(stacked)
+        return step * (self.x_scale.std / self.x_normaliser.std)
 
     def normalise_y(self, y: Tensor) -> Tensor:
         """Return normalised observations, in float64 where filters may multiply round-off."""
@@ -318,7 +346,7 @@ class AnchoredModel(InverseModel):
     @property
     def centred(self) -> bool:
         """Whether an anchor answers, and factors are told apart from their mean."""
-        return self.made.base != "none" or len(self.networks) > 0
+        return self.made.base != "none" or self.corrects
 
     def centre(self, code: SpikeSlab | Mixture) -> Tensor | float:
         """Return what the anchor has of the factors in it already: what their mean decodes to."""
@@ -377,7 +405,8 @@ class AnchoredModel(InverseModel):
 
         The answer (B, *x_shape) is normalised as the unknown is.
         """
-        stacked = self.stack(self.ridge_path(y), first, y.float())
+        curve = None if self.curve is None else self.curve(y.float().flatten(1))[:, 0]
+        stacked = self.stack(self.ridge_path(y), first, curve, y.float())
         features = self.normalise_features(stacked)
         correction = self.correction(features)
         seen = self.seen(features, correction)

@@ -299,6 +299,9 @@ def own(
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each set.")] = 3,
     only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Cases at a time, each on a core of its own.")
+    ] = 1,
     minutes: Minutes = 0.0,
     device: Device = "auto",
     smoke: Annotated[
@@ -313,8 +316,8 @@ def own(
     refuse_scale_beside_smoke(smoke, given, Scale())
     scale = SMOKE if smoke else Scale(**given)
     name = "own" + "-smoke" * smoke + "-part" * bool(sets)
-    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
-    run_study(STUDY, scale, name, out, runs, draw, **how)
+    how: dict[str, Any] = {"only": only, "jobs": jobs, "minutes": minutes, "device": device}
+    run_study(STUDY, scale, name, out, runs, draw, show=True, **how)
 
 
 @reproduce.command()
@@ -331,6 +334,9 @@ def problems(
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each problem.")] = 1,
     only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Cases at a time, each on a core of its own.")
+    ] = 1,
     minutes: Minutes = 0.0,
     device: Device = "auto",
     smoke: Annotated[
@@ -345,8 +351,8 @@ def problems(
     refuse_scale_beside_smoke(smoke, given, Scale())
     scale = SMOKE if smoke else Scale(**given)
     name = "problems" + "-smoke" * smoke + "-part" * bool(sets)
-    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": device, "show": True}
-    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, **how)
+    how: dict[str, Any] = {"only": only, "jobs": jobs, "minutes": minutes, "device": device}
+    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, show=True, **how)
 
 
 @reproduce.command()

@@ -18,6 +18,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,7 +220,16 @@ def _of_images(
     test: tuple[Sequence[str], int],
 ) -> Callable[[Generator], tuple[Part, Part]]:
     """Return the maker of a set of patches: images with the number of patches of each."""
-    return lambda rng: (part(*train, rng), part(*test, rng))
+    return partial(_both, part, train, test)
+
+
+def _both(
+    part: Callable[[Sequence[str], int, Generator], Part],
+    train: tuple[Sequence[str], int],
+    test: tuple[Sequence[str], int],
+    rng: Generator,
+) -> tuple[Part, Part]:
+    return part(*train, rng), part(*test, rng)
 
 
 def _deblur(images: Sequence[str], count: int, rng: Generator) -> Part:

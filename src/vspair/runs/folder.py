@@ -268,7 +268,8 @@ def _describe_anchored(
     """Return what is particular to model and training of an anchored model."""
     assert isinstance(model, AnchoredModel)
     sizes = {
-        "answers": f"{model.made.base} and {model.made.networks} networks",
+        "answers": f"{model.made.base} and {model.made.networks} networks"
+        + ", with a smooth regression" * (model.made.curve > 0),
         "x is": model.made.domain,
         "factors": model.n_factors,
         "modes": model.made.modes,

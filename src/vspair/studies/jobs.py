@@ -13,7 +13,7 @@ import torch
 from vspair.runs import Groups
 from vspair.studies.study import Workspace
 
-__all__ = ["Job", "do_missing"]
+__all__ = ["Job", "do_missing", "on_one_core_each"]
 
 
 class Job(Protocol):
@@ -32,7 +32,7 @@ J = TypeVar("J", bound=Job)
 
 
 @contextmanager
-def _on_one_core_each(processes: int) -> Iterator[Callable[..., Iterable[Groups | None]]]:
+def on_one_core_each(processes: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """Yield a map that works in so many processes, or in this one, each on one core."""
     if processes > 1:
         how: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
@@ -61,7 +61,7 @@ def do_missing(
     if not left or work.late():
         return not left
     work.note_work()
-    with _on_one_core_each(min(work.jobs, len(left))) as each:
+    with on_one_core_each(min(work.jobs, len(left))) as each:
         for job, groups in zip(left, each(do, left), strict=True):
             if groups is not None:
                 work.answers.write(job.name, job.key, groups)

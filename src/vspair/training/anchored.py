@@ -77,14 +77,54 @@ class _Networks:
 
     @torch.no_grad()
     def corrections(self, out_of_fold: bool) -> Tensor:
-        """Return what is added for each pair by the network that has not seen it."""
+        """Return what is added for each pair, by networks that have not seen it."""
         if not out_of_fold:
             return in_parts(self.model.correction, self.data.features)
-        added = torch.empty_like(self.target)
+        model = self.model
+        return model.trust * self.said_out_of_fold() + model.curve_trust * self.steps()
+
+    @torch.no_grad()
+    def said_out_of_fold(self) -> Tensor:
+        """Return what the network that has not seen it says of each pair; 0 without networks."""
+        said = torch.zeros_like(self.target)
         for k, net in enumerate(self.model.networks):
             rows = self.data.fold == k
-            added[rows] = in_parts(partial(_maps_of, net), self.data.features[rows])
-        return added
+            said[rows] = in_parts(partial(_maps_of, net), self.data.features[rows])
+        return said
+
+    @torch.no_grad()
+    def steps(self) -> Tensor:
+        """Return the steps to the smooth regression, out of fold; 0 without it."""
+        if not self.model.made.curve:
+            return torch.zeros_like(self.target)
+        return in_parts(self.model.curve_step, self.data.features)
+
+
+def weigh(
+    before: float, gains: Tensor, products: Tensor, forced: bool = False
+) -> tuple[Tensor, float]:
+    """Return weights (2,) of two corrections, from 0 to 1, and the error that they leave.
+
+    Arguments:
+        before: The mean square of what is to be corrected, e.
+        gains: The means of e times each correction, with shape (2,).
+        products: The means of products of corrections, with shape (2, 2).
+        forced: Whether the first has weight 1, whatever comes of it.
+    """
+    best, least, error = gains.new_zeros(2), before, before
+    for used in ([0], [1], [0, 1]):
+        own, gain = products[used][:, used], gains[used]
+        if float(torch.linalg.eigvalsh(own)[0]) <= 1e-12 * float(own.trace()):
+            continue
+        weights = torch.zeros_like(gains)
+        weights[used] = torch.linalg.solve(own, gain).clamp(0, 1)
+        after = float(before - 2 * weights @ gains + weights @ products @ weights)
+        if after * 1.01 ** len(used) < least and float(weights[used].min()) > 0:
+            best, least, error = weights, after * 1.01 ** len(used), after
+    if forced:
+        best = gains.new_tensor([1.0, 0.0])
+        error = float(before - 2 * gains[0] + products[0, 0])
+    return best, error
 
 
 @contextmanager
@@ -169,27 +209,44 @@ class AnchoredTraining:
         return model.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
     def _anchor(self, model: AnchoredModel, data: Prepared, show: bool) -> Doubt:
-        """Train the networks, keep them where they help, and return what is left in doubt."""
-        if not len(model.networks):
+        """Train the networks, keep what helps, and return what is left in doubt."""
+        if not model.corrects:
             return Doubt(data.features, data.residual)
         networks = _Networks(
             model, data, self._settings(self.epochs, learning_rate=3e-3, clip=NETWORK_CLIP)
         )
-        first = 0 if model.frame.size else self._choose_dropout(networks, show)
+        many = len(model.networks) > 0 and not model.frame.size
+        first = self._choose_dropout(networks, show) if many else 0
         for k in range(first, len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
         self._trust(model, networks)
-        if float(model.trust) > 0:
-            added = model.trust * networks.corrections(model.anchored.out_of_fold)
-            return Doubt(
-                model.seen(data.features, added),
-                data.residual - added.reshape(data.residual.shape),
-            )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.training.seed)
-            model.leave_out_networks()
-        model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Doubt(data.features, data.residual)
+        added = networks.corrections(model.anchored.out_of_fold)
+        if len(model.networks) and float(model.trust) == 0:
+            self.say("networks: no better than what they correct; left out")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.config.training.seed)
+                model.leave_out_networks()
+            model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if not model.corrects:
+            return Doubt(data.features, data.residual)
+        left = data.residual - added.reshape(data.residual.shape)
+        return Doubt(model.seen(data.features, added), left * self._shrinkage(model))
+
+    @torch.no_grad()
+    def _shrinkage(self, model: AnchoredModel) -> float:
+        """Return how large errors of the mean of networks are beside those of each of them.
+
+        On held-out pairs, which none has seen. Out-of-fold residuals are those of single networks.
+        """
+        if not len(model.networks) or not model.anchored.out_of_fold:
+            return 1.0
+        held = self._held(model)
+        seen, left = held.seen[:, : model.n_features], model.frame.maps(held.residual)
+        each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
+        single = (left + model.trust * (each.mean(0) - each)).square().mean()
+        ratio = float((left.square().mean() / single.clamp(min=1e-30)).sqrt())
+        self.say(f"networks: their mean errs {ratio:.3g} times as much as each, held out")
+        return ratio
 
     def _choose_dropout(self, networks: _Networks, show: bool) -> int:
         """Train the first network with and without dropout, and let all do as the better.
@@ -215,28 +272,33 @@ class AnchoredTraining:
 
     @torch.no_grad()
     def _trust(self, model: AnchoredModel, networks: _Networks) -> None:
-        """Set how far networks are trusted: by what share of their mean errors are least.
+        """Set how far networks and smooth regression are trusted: where errors are least.
 
-        Errors are those of training pairs, each answered by the network that has not seen it. The
-        mean of networks is smaller than each, by what they disagree in; how much, pairs tell that
-        none has seen. At most 1, and 0 where the error of the base is not lessened by a hundredth.
+        Errors are those of training pairs, each answered by what has not seen it. The mean of
+        networks is smaller than each, by what they disagree in; how much, pairs tell that none
+        has seen. What does not lessen the error by a hundredth is not trusted at all.
         """
-        left = networks.target.double()
-        added = networks.corrections(out_of_fold=True).double()
-        before, size = left.square().mean(), added.square().mean() * self._agreement(model)
-        gain = (left * added).mean()
-        best = min(max(float(gain / size.clamp(min=1e-30)), 0.0), 1.0)
-        trust = 1.0 if model.anchored.anchor == "network" else best
-        after = before - 2 * trust * gain + trust**2 * size
-        share = float(after / before.clamp(min=1e-30))
-        self.say(f"networks: {share:.3g} times the error before, out of fold; trust {trust:.2g}")
-        if model.anchored.anchor != "network" and share > 0.99:
-            self.say("networks: no better than what they correct; left out")
-            trust = 0.0
-        model.trust.fill_(trust)
+        said = networks.said_out_of_fold().flatten(1).double()
+        step = networks.steps().flatten(1).double()
+        left, parts = networks.target.flatten(1).double(), torch.stack((said, step))
+        products = torch.einsum("ibn,jbn->ij", parts, parts) / left.numel()
+        products[0, 0] *= self._agreement(model)
+        gains = torch.einsum("ibn,bn->i", parts, left) / left.numel()
+        forced = model.anchored.anchor == "network"
+        before = float(left.square().mean())
+        trust, after = weigh(before, gains, products, forced)
+        share = after / max(before, 1e-30)
+        self.say(
+            f"corrections: {share:.3g} times the error before, out of fold; trust in networks "
+            f"{trust[0]:.2g}, in the smooth regression {trust[1]:.2g}"
+        )
+        model.trust.fill_(float(trust[0]))
+        model.curve_trust.fill_(float(trust[1]))
 
     def _agreement(self, model: AnchoredModel) -> float:
         """Return how large the mean of networks is beside each, squared, on held-out pairs."""
+        if not len(model.networks):
+            return 1.0
         seen = self._held(model).seen[:, : model.n_features]
         each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
         return float(each.mean(0).square().mean() / each.square().mean().clamp(min=1e-30))

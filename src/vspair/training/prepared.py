@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vspair.anchored import AnchoredModel, BaseName, Made, RidgeKind
+from vspair.anchors.curves import WIDTHS, CurvePath
 from vspair.anchors.folds import assign_folds
 from vspair.anchors.ridge import LARGEST, RidgePath, ridge_steps
 from vspair.anchors.shifts import ShiftPath
@@ -27,6 +28,12 @@ from vspair.networks.spatial import Domain, Frame
 __all__ = ["Prepared", "Say", "fit_ridge", "plain_modes", "prepare", "tell_domain"]
 
 Say = Callable[[str], None]
+
+AnyPath = RidgePath | ShiftPath | CurvePath
+
+MOST_CURVED = 256
+"""The most entries of an observation for which a smooth relation is tried: distances say little
+about more."""
 
 LEAST_SIGNAL = 48
 """The entries that a vector must have to be taken for a signal."""
@@ -75,7 +82,7 @@ class Prepared:
         return Prepared(self.features.to(device), self.residual.to(device), self.fold.to(device))
 
 
-def _ridge_answers(path: RidgePath | ShiftPath, y: Tensor, chunk: int = 2000) -> Tensor:
+def _ridge_answers(path: AnyPath, y: Tensor, chunk: int = 2000) -> Tensor:
     return torch.cat([path(part) for part in y.split(chunk)])
 
 
@@ -85,7 +92,8 @@ def fit_ridge(
     fold: Tensor,
     out_of_fold: bool = True,
     frame: Frame | None = None,
-) -> tuple[RidgePath | ShiftPath, Tensor, Tensor]:
+    width: float = 0.0,
+) -> tuple[AnyPath, Tensor, Tensor]:
     """Return the path of a few penalties, and its answers to the pairs that it is fitted to.
 
     Arguments:
@@ -94,15 +102,18 @@ def fit_ridge(
         fold: The fold of each pair, with shape (N,).
         out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
         frame: How x and y lie on one grid, where all places are to be treated alike.
+        width: The width of a kernel, where the relation may be curved.
 
     Returns:
         The path with P penalties, answers (N, P, n), and the mean squared error of each, (P,).
     """
-    fit: Callable[..., RidgePath | ShiftPath]
-    if frame is None:
-        fit = partial(RidgePath.fit, exact=min(y.shape) <= LARGEST)
-    else:
+    fit: Callable[..., AnyPath]
+    if frame is not None:
         fit = partial(ShiftPath.fit, frame=frame)
+    elif width:
+        fit = partial(CurvePath.fit, width=width)
+    else:
+        fit = partial(RidgePath.fit, exact=min(y.shape) <= LARGEST)
     path = fit(x, y)
     penalties = path.penalties.tolist()
     parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64)
@@ -124,7 +135,7 @@ def fit_ridge(
 
 def _best_ridge(
     x: Tensor, y: Tensor, near: Tensor | None, frame: Frame, fold: Tensor, out_of_fold: bool
-) -> tuple[RidgeKind, RidgePath | ShiftPath, Tensor, Tensor]:
+) -> tuple[RidgeKind, AnyPath, Tensor, Tensor]:
     """Return the kind of ridge regression with the least error, and what :func:`fit_ridge` does.
 
     Arguments:
@@ -137,7 +148,7 @@ def _best_ridge(
         out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
     """
     x, y = x.flatten(1), y.flatten(1)
-    found: list[tuple[RidgeKind, RidgePath | ShiftPath, Tensor, Tensor]]
+    found: list[tuple[RidgeKind, AnyPath, Tensor, Tensor]]
     found = [("entries", *fit_ridge(x, y.float(), fold, out_of_fold))]
     if near is not None:
         near = near.flatten(1)
@@ -146,6 +157,19 @@ def _best_ridge(
     if near is not None and frame.size:
         found.append(("shifts", *fit_ridge(x, y, fold, out_of_fold, frame)))
     return min(found, key=lambda each: float(each[3].min()))
+
+
+def _smooth(
+    x: Tensor, y: Tensor, fold: Tensor, out_of_fold: bool
+) -> tuple[CurvePath, Tensor, float]:
+    """Return the best smooth regression, its answers (N, n), and its error out of fold."""
+    x, y = x.flatten(1), y.flatten(1)
+    tried = [fit_ridge(x, y, fold, out_of_fold, width=width) for width in WIDTHS]
+    path, answers, errors = min(tried, key=lambda each: float(each[2].min()))
+    best = int(errors.argmin())
+    path.keep([best])
+    assert isinstance(path, CurvePath)
+    return path, answers[:, best], float(errors[best])
 
 
 def prepare(
@@ -184,18 +208,25 @@ def prepare(
             base, error = "first", wrong
     if a.anchor == "none":
         base, error = "none", float(x.double().square().mean())
+    curve = None
+    if domain == "vector" and a.anchor == "auto" and y[0].numel() <= MOST_CURVED:
+        curve, smooth, wrong = _smooth(x, y.float(), fold, a.out_of_fold)
+        say(f"smooth regression: leaves {100 * wrong / variance:.3g} % of the variance")
+        curve = curve if wrong < error else None
     networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
     rank = len(path.values) if isinstance(path, RidgePath) else 0
     sizes = rank, answers.shape[1], best, networks, modes
-    made = Made(base, domain, *sizes, first is not None, kind)
+    directions = 0 if curve is None else len(curve.values)
+    made = Made(base, domain, *sizes, first is not None, kind, directions)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AnchoredModel(config.model, a, made, *shapes)
     model.x_scale, model.y_normaliser, model.ridge = x_scale, y_scale, path
+    model.curve = curve
     model.x_normaliser.std.copy_(model.x_scale.std * math.sqrt(max(error, 1e-20)))
     if not model.centred:
         model.x_normaliser.mean.copy_(model.x_scale.mean)
-    stacked = model.stack(answers, guess, y.float())
+    stacked = model.stack(answers, guess, None if curve is None else smooth, y.float())
     dims = (0, *range(2, stacked.ndim))
     std, mean = torch.std_mean(stacked, dim=dims, keepdim=True)
     model.feature_mean.copy_(mean[0])

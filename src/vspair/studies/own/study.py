@@ -15,6 +15,7 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from vspair.posterior import Method, Posterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Groups
 from vspair.studies.answers import Question, digest, library_digest, made_once
+from vspair.studies.jobs import on_one_core_each
 from vspair.studies.own import drawing, tables
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 
@@ -218,12 +220,17 @@ def _makers(work: Work, split: Split, seed: int) -> dict[str, Callable[[], Metho
 
 
 def answer(work: Work) -> bool:
-    """Ask every method about the test observations of every case."""
-    return all(_ask_all(work, case) for case in work.data)
+    """Ask every method about the test observations of every case, in one process or more."""
+    alone, count = dataclasses.replace(work, load=list, jobs=1), min(work.jobs, len(work.data))
+    with on_one_core_each(count) if count > 1 else nullcontext(map) as each:
+        found = list(each(partial(_ask_all, alone), work.data))
+    if any(worked for _, worked in found):
+        work.note_work()
+    return all(done for done, _ in found)
 
 
-def _ask_all(work: Work, case: Case) -> bool:
-    """Keep the answers of all methods in one case; return whether that is done."""
+def _ask_all(work: Work, case: Case) -> tuple[bool, bool]:
+    """Keep the answers of all methods in one case; return whether all are there, and any new."""
     split, scale = case.load(), work.scale
     question = Question(split.test, samples=scale.samples, block=BLOCK)
     made_from = digest(library_digest(), split.train.x, split.train.y, scale.seconds, scale.epochs)
@@ -232,8 +239,8 @@ def _ask_all(work: Work, case: Case) -> bool:
         method_for = made_once(partial(Timed, make))
         more = partial(_of_all, method_for, split.test)
         if not work.answers.ask(case.name(name), method_for, question, made_from, more):
-            return False
-    return True
+            return False, work.worked
+    return True, work.worked
 
 
 def _of_all(method_for: Callable[[torch.Tensor], Timed], test: Pairs) -> Groups:
