@@ -1,9 +1,12 @@
 """Every test starts from the same seed and leaves torch's global state as it found it."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -80,3 +83,26 @@ def base() -> configs.Config:
     model = {"x_size": 8, "y_size": 8, "x_network": network, "y_network": network, "map_hidden": 8}
     training = {"epochs": 1, "batch_size": 16, "checkpoint_seconds": 0.02}
     return configs.override(configs.preset("paper"), {"model": model, "training": training})
+
+
+@pytest.fixture
+def expect_kept() -> Callable[[Path, Path], None]:
+    """Check that results hold all that others hold, to the digit."""
+
+    def check(before: Path, after: Path) -> None:
+        old, new = (json.loads((f / "summary.json").read_text()) for f in (before, after))
+        new_methods = {name for made in new["made"][1:] for name in made["methods"]}
+        assert all(row in new["rows"] for row in old["rows"])
+        added = [row for row in new["rows"] if row not in old["rows"]]
+        assert added
+        assert {row.get("preset") for row in added} <= {"anchored", ""}
+        assert new["made"][0]["command"] == old["command"]
+        assert new["made"][0]["commit"] == old["commit"]
+        assert new["made"][0]["machine"] == old["machine"]
+        assert new_methods.isdisjoint(new["made"][0]["methods"])
+        with np.load(before / "figures.npz") as a, np.load(after / "figures.npz") as b:
+            for key in a.files:
+                assert a[key].dtype == b[key].dtype, key
+                np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+    return check

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,20 +18,25 @@ from vspair.cli import app
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.evaluation import score_method, scores
+from vspair.fitting import fit
 from vspair.methods import ShiftRidge, Tikhonov
 from vspair.model import InverseModel, build
 from vspair.posterior import SamplePosterior
 from vspair.problems.heat import HeatProblem
-from vspair.runs import Run
+from vspair.runs import Run, read_groups
 from vspair.studies.heat.study import FLOORS, PROBLEM, SMOKE, STUDY, Case, Scale
 from vspair.studies.heat.tables import PAPER, PRESETS, TABLES
 from vspair.studies.study import Study
 
-FEW = Scale(train=24, test=6, samples=30, epochs=1, seeds=1, small=True)
+FEW = Scale(
+    train=24, test=6, samples=30, epochs=1, seeds=1, small=True, anchored_minutes=0.001
+)  # fmt: skip
+ALL = (*PRESETS, "anchored")
 FIGURES = {
-    "reconstruction_paper", "reconstruction_calibrated", "perturbation_paper",
-    "perturbation_calibrated", "uncertainty_error", "source", "noise",
+    *(f"{figure}_{preset}" for figure in ("reconstruction", "perturbation") for preset in ALL),
+    "uncertainty_error", "source", "noise",
 }  # fmt: skip
+PUBLISHED = Path(__file__).parents[1] / "results" / "heat"
 
 
 def tiny(preset: str = "calibrated") -> InverseModel:
@@ -186,7 +193,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_stopped_and_continued_it_gives_the_same(unbroken: Path, tmp_path: Path) -> None:
     for minutes in (1e-9, 0.005, 0.01, 0.02):
-        if reproduce(tmp_path, minutes=minutes, only="train,answers") is None:
+        if reproduce(tmp_path, minutes=minutes, only="train,answers,anchored") is None:
             assert not (tmp_path / "out").exists()
     assert reproduce(tmp_path, only="train") == "Done: train."
     assert reproduce(tmp_path) is not None
@@ -203,7 +210,8 @@ def test_a_second_call_makes_nothing(unbroken: Path) -> None:
         return {path: path.stat().st_mtime_ns for path in files}
 
     before = written()
-    assert reproduce(unbroken, only="train,answers") == "Done: train, answers."
+    only = "train,answers,anchored"
+    assert reproduce(unbroken, only=only) == "Done: train, answers, anchored."
     assert written() == before
 
 
@@ -215,9 +223,11 @@ def test_floors_and_models_stand_side_by_side(unbroken: Path) -> None:
         for name in FLOORS:
             for metric in ("mse_mean", "mse_mean_first", "crps", "error_inside"):
                 assert found[name, "", f"noise={noise}", metric]["value"] >= 0
-        for preset in PRESETS:
+        for preset in ALL:
             for metric in (metric for metrics in TABLES.values() for metric in metrics):
-                assert ("vsPAIR", preset, f"noise={noise}", metric) in found
+                there = ("vsPAIR", preset, f"noise={noise}", metric) in found
+                # Samples of the default have its noise.
+                assert there == (preset != "anchored" or not metric.endswith("_with_noise"))
     assert {k: found["vsPAIR", "paper", "noise=0", k]["paper"] for k in PAPER} == PAPER
     text = (unbroken / "out" / "README.md").read_text()
     for words in (
@@ -226,6 +236,53 @@ def test_floors_and_models_stand_side_by_side(unbroken: Path) -> None:
         "24 training and 6 test pairs, 1 epochs in float32",
     ):
         assert words in text
+
+
+def test_the_default_is_what_fit_makes_of_the_pairs(unbroken: Path) -> None:
+    """The row is that of a model that a user gets from a call without settings."""
+    case = Case(0.05, 0, FEW)
+    model = fit(case.train.x, case.train.y, minutes=0.001, device="cpu", progress=False)
+    x, y, _ = case.pairs[1]
+    wrong = (model.posterior(y).mean() - x).square().mean()
+    found = {r["metric"]: r["value"] for r in rows(unbroken) if key_of(r) == ("anchored", 0.05)}
+    assert found["mse_mean"] == pytest.approx(float(wrong), rel=1e-4)
+    shown = read_groups(unbroken / "out" / "figures.npz", "")["anchored"]
+    clean = Case(0.0, 0, FEW)
+    model = fit(clean.train.x, clean.train.y, minutes=0.001, device="cpu", progress=False)
+    np.testing.assert_allclose(
+        shown["mean"], model.posterior(clean.pairs[1].y[:4]).mean(), rtol=1e-3, atol=1e-3
+    )
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, float]:
+    return row.get("preset", ""), float(row["condition"].removeprefix("noise="))
+
+
+def test_the_default_is_added_to_what_is_published(
+    unbroken: Path, tmp_path: Path, expect_kept: Callable[[Path, Path], None]
+) -> None:
+    """Only the stage of the default was run, at full scale as far as the records say."""
+    shutil.copytree(PUBLISHED, tmp_path / "out")
+    shutil.copytree(unbroken / "runs" / "answers", tmp_path / "runs" / "answers")
+    records = json.loads((unbroken / "runs" / "records.json").read_text())
+    stage = records["stages"]["anchored"]
+    stage["scale"] |= {"train": 972, "test": 52, "samples": 1000, "small": False}
+    path = tmp_path / "runs" / "records.json"
+    path.write_text(json.dumps(records | {"stages": {"anchored": stage}}))
+    for _ in range(2):
+        text = reproduce(tmp_path, Scale(), only="report")
+        assert text is not None
+        expect_kept(PUBLISHED, tmp_path / "out")
+    assert "`vspair reproduce heat --seeds 3` at commit de2eb1d1c400 on NVIDIA H200: field" in text
+    made = json.loads((tmp_path / "out" / "summary.json").read_text())["made"]
+    assert [m["methods"] for m in made[1:]] == [["vsPAIR (anchored)"]]
+    line = next(line for line in text.splitlines() if line.startswith("| 5 % | 105 |"))
+    assert "| 0.0308 | 0.00799 |" in line
+    assert line.count("|") == 12
+    stage["scale"]["samples"] = 30
+    path.write_text(json.dumps(records | {"stages": {"anchored": stage}}))
+    with pytest.raises(VspairError, match=r"samples is 1000 there and 30 here.*--out"):
+        reproduce(tmp_path, Scale(), only="report")
 
 
 def test_the_report_needs_kept_answers_alone(unbroken: Path, tmp_path: Path) -> None:
@@ -305,7 +362,7 @@ def test_redrawing_gives_the_same_pictures(unbroken: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--only", "papr"], "only = 'papr': expected some of train, answers, report"),
+        (["--only", "papr"], "only = 'papr': expected some of train, answers, anchored, report"),
         (["--smoke", "--epochs", "2"], "--smoke has a scale of its own: leave out --epochs"),
         (["--draw"], "figures.npz"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vspair.cli import app
 from vspair.config import ModelConfig, ModelName
 from vspair.errors import VspairError
 from vspair.evaluation import score_method
+from vspair.fitting import fit
 from vspair.model import InverseModel, PairedAutoencoder, build
 from vspair.networks import NetworkConfig
 from vspair.problems.inpainting import InpaintingProblem
@@ -118,10 +120,13 @@ def test_all_methods_are_scored_alike_with_names_of_the_vocabulary(
     for row in document["rows"]:
         look_up(row["metric"])
         found.setdefault((row["model"], row.get("preset", "")), set()).add(row["metric"])
-    assert list(found) == [*((name, "") for name in FLOORS), *MODELS.values()]
+    models = [*MODELS.values(), ("vsPAIR", "anchored")]
+    assert list(found) == [*((name, "") for name in FLOORS), *models]
     assert all({"mse_mean", "mse_sample", "crps"} <= names for names in found.values())
     assert "coverage_90" not in found["ridge", ""] | found["PAIR", ""]
     assert {"sparsity", "localization_median_any", "nnz_encoder"} <= found["vsPAIR", "paper"]
+    assert {"sparsity", "localization_median_any", "coverage_90"} <= found["vsPAIR", "anchored"]
+    assert not [name for name in found["vsPAIR", "anchored"] if name.endswith("_with_noise")]
     printed = {row["metric"] for row in document["rows"] if row.get("paper") == 39}
     assert printed == {"nnz"}
     assert document["scale"]["paper_scale"] is False
@@ -136,6 +141,70 @@ def test_numbers_are_those_of_the_one_scorer(done: tuple[Path, Path]) -> None:
         assert rows[name]["value"] == pytest.approx(float(values.mean()), rel=1e-6), name
     assert rows["parameters"]["value"] == model.n_parameters
     assert rows["sparsity"]["value"] == pytest.approx(1 - rows["nnz"]["value"] / 24)
+
+
+def test_the_default_is_what_fit_makes_of_the_pairs(
+    done: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The rows are those of a model that a user gets from a call without settings."""
+    pairs, test = STUDY.load(SMOKE, None).train, STUDY.load(SMOKE, None).test
+    model = fit(pairs.x, pairs.y, minutes=SMOKE.anchored_minutes, device="cpu", progress=False)
+    scores = score_method(model, test.x, test.y, samples=30, chunk=500)
+    rows = {r["metric"]: r for r in summary(done[1])["rows"] if r.get("preset") == "anchored"}
+    for name, values in scores.items():
+        assert rows[name]["value"] == pytest.approx(float(values.mean()), rel=1e-4), name
+    shown = runs.read_groups(done[1] / "figures.npz", "")["vsPAIR (anchored)"]
+    mean = model.posterior(test.y[shown["shared_index"]]).mean()
+    np.testing.assert_allclose(shown["shared_mean"], mean, atol=2e-3)
+
+
+def only_anchored(done: Path, folder: Path, test: int) -> None:
+    """Make a folder of runs in which no stage but that of the default was run, at full scale."""
+    shutil.copytree(done / "answers", folder / "answers")
+    for path in (folder / "answers").rglob("*.npz"):
+        if path.stem not in ("anchored-0", "anchored"):
+            path.unlink()
+    runs.write_groups(folder / "answers" / "test.npz", {"test": {"lost": np.ones(test)}})
+    records = json.loads((done / "records.json").read_text())
+    records["stages"] = {"anchored": records["stages"]["anchored"]}
+    records["stages"]["anchored"]["scale"]["test"] = test
+    records["data"]["train"] = 54000
+    (folder / "records.json").write_text(json.dumps(records))
+
+
+def test_the_default_is_added_to_what_is_published(
+    done: tuple[Path, Path], tmp_path: Path, expect_kept: Callable[[Path, Path], None]
+) -> None:
+    folder, out = tmp_path / "runs", tmp_path / "out"
+    shutil.copytree(PUBLISHED, out)
+    only_anchored(done[0], folder, test=6000)
+    how: dict[str, Any] = {"out": out, "folder": folder, "only": "report", "device": "cpu"}
+    for _ in range(2):  # a second time changes nothing more
+        text = QUIET.reproduce(Scale(), **how)
+        assert text is not None
+        expect_kept(PUBLISHED, out)
+    assert "commit 42e946121a2b on NVIDIA H200: trivial-y, trivial-mean, ridge, PAIR, " in text
+    assert "54,000 training and 6,000 test pairs of digits made here, 100 epochs" in text
+    for line in text.splitlines():
+        if line.startswith("| CRPS"):
+            assert line.count("|") == 11  # a column for each method
+    only_anchored(done[0], tmp_path / "other", test=300)
+    with pytest.raises(VspairError, match=r"test is 6000 there and 300 here.*--out"):
+        QUIET.reproduce(Scale(), **how | {"folder": tmp_path / "other"})
+
+
+def test_the_default_is_shown_on_the_images_of_the_figures_that_stand(
+    done: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done[1], out)
+    how: dict[str, Any] = {"out": out, "folder": tmp_path / "runs", "device": "cpu"}
+    assert QUIET.reproduce(SMOKE, only="anchored,report", **how)
+    found = runs.read_groups(out / "figures.npz", "")
+    np.testing.assert_array_equal(
+        found["vsPAIR (anchored)"]["shared_index"], found["PAIR"]["shared_index"]
+    )
+    assert sorted(map(str, summary(out)["rows"])) == sorted(map(str, summary(done[1])["rows"]))
 
 
 def test_the_report_needs_answers_alone(done: tuple[Path, Path], tmp_path: Path) -> None:
@@ -159,7 +228,7 @@ def test_figures_are_drawn_again_from_what_the_published_file_holds(
 
     replace(STUDY, draw=draw).redraw(done[1])
     published = runs.read_groups(PUBLISHED / "figures.npz", "")
-    assert list(seen) == list(published)
+    assert list(seen)[: len(published)] == list(published)
     for name, part in published.items():
         assert set(seen[name]) == set(part), name
         for key, values in part.items():
@@ -181,14 +250,15 @@ def test_a_folder_keeps_its_scale_and_takes_more_seeds(
     more: dict[str, Any] = {"out": tmp_path / "out", "folder": folder, "device": "cpu"}
     with pytest.raises(VspairError, match=r"other settings: epochs is 2 there and 3 here"):
         QUIET.reproduce(replace(SMOKE, epochs=3), **more)
-    with pytest.raises(VspairError, match=r"only = 'sVAE': expected some of train, answers, rep"):
+    with pytest.raises(VspairError, match=r"only = 'sVAE': expected some of train, answers, anch"):
         QUIET.reproduce(SMOKE, only="sVAE", **more)
     with pytest.raises(VspairError, match=r"There is no run .*vsPAIR-1: train it first"):
         QUIET.reproduce(replace(SMOKE, seeds=2), only="answers", **more)
     QUIET.reproduce(replace(SMOKE, seeds=2, test=8), **more)
     rows = {(r["model"], r.get("preset")): r for r in summary(tmp_path / "out")["rows"]}
     assert [k for k, r in rows.items() if r["seeds"] == 2 and "spread" in r] == [
-        ("vsPAIR", "paper")
+        ("vsPAIR", "paper"),
+        ("vsPAIR", "anchored"),
     ]
     assert summary(tmp_path / "out")["scale"]["test"] == 8
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,6 +198,99 @@ def test_records_of_an_earlier_version_ask_for_another_run(run: Run, tmp_path: P
     with pytest.raises(VspairError, match="answers did not come to an end"):
         run(only="report")
     assert run() is not None
+
+
+# -- results that stand ----------------------------------------------------------------------
+
+
+def report_joined(work: Work, records: Records) -> Report:
+    """Report on the stages that were run: each has a method, and an array of a figure."""
+    rows = [Row(name, "", "mse_mean", float(work.scale.epochs)) for name in records.stages]
+    scale = {"epochs": work.scale.epochs, "samples": work.scale.samples}
+    numbers = {"shown": {row.model: np.array([row.value], np.float16) for row in rows}}
+    return Report(
+        rows, lambda rows, scale: f"{len(rows)} rows, {scale['samples']}.", numbers, scale
+    )
+
+
+def note(work: Work) -> bool:
+    work.note_work()
+    return True
+
+
+JOINED = replace(
+    STUDY,
+    stages={
+        "old": Stage(note, ("epochs", "samples")),
+        "new": Stage(note, ("epochs",)),
+    },
+    report=report_joined,
+    joins=True,
+)
+
+
+def call(folder: Path, runs: str, only: str, **scale: int) -> str | None:
+    how: dict[str, Any] = {"out": folder / "out", "folder": folder / runs, "device": "cpu"}
+    return JOINED.reproduce(Scale(**scale), only=only, **how)
+
+
+def document(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "out" / "summary.json").read_text()))
+
+
+def test_rows_of_a_new_stage_stand_beside_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vspair.runs.commit", lambda: "first")
+    call(tmp_path, "runs", "old,report", samples=9)
+    old = document(tmp_path)
+    path = tmp_path / "out" / "summary.json"
+    path.write_text(json.dumps({k: v for k, v in old.items() if k != "made"}))  # as it once was
+    monkeypatch.setattr("vspair.runs.commit", lambda: "second")
+    text = call(tmp_path, "others", "new,report")
+    found = document(tmp_path)
+    assert found["rows"][:1] == old["rows"]
+    assert [row["model"] for row in found["rows"]] == ["old", "new"]
+    assert [(m["methods"], m["commit"]) for m in found["made"]] == [
+        (["old"], "first"),
+        (["new"], "second"),
+    ]
+    assert found["commit"] == "first, second"
+    assert found["scale"]["samples"] == 9  # of the rows that stand; the others have none
+    assert text is not None
+    assert text.count("Made by") == 2
+    assert "2 rows, 9." in text
+    with np.load(tmp_path / "out" / "figures.npz") as file:
+        assert {key: file[key].dtype for key in file.files} == {
+            "shown.old": np.dtype(np.float16),
+            "shown.new": np.dtype(np.float16),
+        }
+
+
+def test_a_whole_study_replaces_what_stands(tmp_path: Path) -> None:
+    call(tmp_path, "runs", "old,report")
+    path = tmp_path / "out" / "summary.json"
+    path.write_text(path.read_text().replace('"model": "old"', '"model": "gone"'))
+    call(tmp_path, "runs", "new,report")
+    assert [row["model"] for row in document(tmp_path)["rows"]] == ["old", "new"]
+    assert len(document(tmp_path)["made"]) == 1
+
+
+def test_a_method_that_is_made_again_takes_its_place(tmp_path: Path) -> None:
+    call(tmp_path, "runs", "old,report")
+    call(tmp_path, "others", "new,report")
+    call(tmp_path, "more", "old,report")
+    found = document(tmp_path)
+    assert [row["model"] for row in found["rows"]] == ["old", "new"]
+    assert [m["methods"] for m in found["made"]] == [["new"], ["old"]]
+
+
+def test_rows_of_other_settings_are_refused_before_any_work(tmp_path: Path) -> None:
+    call(tmp_path, "runs", "old,report")
+    with pytest.raises(VspairError, match=r"epochs is 1 there and 2 here.*--out"):
+        call(tmp_path, "others", "new,report", epochs=2)
+    assert not (tmp_path / "others").exists()
+    call(tmp_path, "others", "new", samples=3)  # which it does not depend on
 
 
 def test_the_folder_of_another_study_is_refused(run: Run, tmp_path: Path) -> None:

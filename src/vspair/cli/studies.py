@@ -135,8 +135,8 @@ def mnist(
     data_dir: Digits = None,
     out: Results = None,
     runs: Runs = None,
-    only: Annotated[str, typer.Option(help="Some of train,answers,report.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of vsPAIR (paper).")] = 1,
+    only: Annotated[str, typer.Option(help="Some of train,answers,anchored,report.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of vsPAIR (paper) and (anchored).")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Fewer than the paper's 100.")] = 0,
     test: Annotated[int, typer.Option(min=3, help="Test images; fewer suit a CPU.")] = 6000,
     unit: Annotated[bool, typer.Option("--unit", help="Pixels on [0, 1], not [-1, 1].")] = False,
@@ -145,7 +145,7 @@ def mnist(
     smoke: Annotated[bool, typer.Option("--smoke", help="Made digits, tiny networks.")] = False,
     draw: Draw = False,
 ) -> None:
-    """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and both presets of vsPAIR."""
+    """Section 4.2: blind inpainting with PAIR, vPAIR, sVAE and all presets of vsPAIR."""
     from vspair.studies.mnist.study import SMOKE, STUDY, Scale
 
     given: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "test": test}
@@ -192,7 +192,7 @@ def heat(
     runs: Runs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds without noise; with noise one.")] = 3,
     only: Annotated[
-        str, typer.Option(help="Some of train,answers,report with commas between them.")
+        str, typer.Option(help="Some of train,answers,anchored,report with commas between them.")
     ] = "",
     preset: Annotated[
         Literal["", "paper", "calibrated"], typer.Option(help="One preset alone, without noise.")

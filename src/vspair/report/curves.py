@@ -29,6 +29,7 @@ METHODS = {
     "mean field": (GREY, "|", "-."),
     "vsPAIR (paper)": (PRESETS["paper"], "P", "-"),
     "vsPAIR (calibrated)": (PRESETS["calibrated"], "*", "-"),
+    "vsPAIR (anchored)": (PRESETS["anchored"], "p", "-"),
 }
 """Colour, marker and line of each method."""
 

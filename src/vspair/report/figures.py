@@ -32,7 +32,7 @@ INK, GREY, FAINT = "#2b2f36", "#7d8694", "#c9ced6"
 MISSING = "#fbdcae"
 """What stands in an image where there is no number."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-PRESETS = {"paper": PALETTE[1], "calibrated": PALETTE[3]}
+PRESETS = {"paper": PALETTE[1], "calibrated": PALETTE[3], "anchored": "#882255"}
 """The colour of each preset, the same in every study."""
 MAPS = {"values": "viridis", "spread": "Purples", "change": "RdBu_r", "grey": "gray"}
 DASHES = ("-", "--", "-.", ":")

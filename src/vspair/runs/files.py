@@ -117,12 +117,13 @@ def write_groups(path: Path, groups: Mapping[str, Mapping[str, Any]]) -> None:
     write_arrays(path, flat)
 
 
-def read_groups(path: Path, advice: str) -> Groups:
+def read_groups(path: Path, advice: str, widen: bool = True) -> Groups:
     """Return the arrays of a file by group and name; half precision becomes single.
 
     Arguments:
         path: What :func:`write_groups` wrote.
         advice: What to do where the file is missing or damaged.
+        widen: Whether half precision becomes single.
     """
     if not path.is_file():
         raise VspairError(f"There is no file {path}. {advice}")
@@ -133,8 +134,9 @@ def read_groups(path: Path, advice: str) -> Groups:
             for key in file.files:
                 group, _, name = key.partition(".")
                 values = file[key]
-                wide = values.astype(np.float32) if values.dtype == np.float16 else values
-                groups.setdefault(group, {})[name] = wide
+                if widen and values.dtype == np.float16:
+                    values = values.astype(np.float32)
+                groups.setdefault(group, {})[name] = values
     except DAMAGE as error:
         raise VspairError(f"{path} is damaged: {error}. {advice}") from None
     return groups

@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.evaluation import score_method
-from vspair.posterior import Method
+from vspair.posterior import LatentPosterior, Method
 from vspair.runs.files import Groups, make_folder, read_groups, write_groups
 
 __all__ = ["Answers", "Question", "as_array", "digest", "library_digest", "made_once"]
@@ -112,6 +112,8 @@ class Question:
         if not post.has_spread:
             return {"estimate": post.mean()}
         mean, std = post.moments(self.samples, generator)
+        if isinstance(post, LatentPosterior) and post.answer is not None:
+            mean = post.mean()
         return {"estimate": mean, "std": std, "sample": post.sample(1, generator)[0]}
 
 

@@ -26,7 +26,7 @@ class Row:
 
     Arguments:
         model: The method.
-        preset: ``paper`` or ``calibrated``; empty for methods without one.
+        preset: ``paper``, ``calibrated`` or ``anchored``; empty for methods without one.
         metric: What was measured, a name of :mod:`vspair.vocabulary`.
         value: The number.
         spread: Its spread over seeds.

@@ -5,7 +5,8 @@ stops in time and goes on where it stopped. What was done, with which settings, 
 commit and machine, stands in ``records.json`` of the study's folder: a record decides whether a
 stage has run, never a file's time stamp. The report is made from what the stages kept, and leaves
 ``summary.json`` (every number), ``README.md`` (tables, words, figures) and ``figures.npz``, from
-which ``--draw`` draws the figures again.
+which ``--draw`` draws the figures again. A study whose stages were run in part may join what they
+made to the results that stand (:mod:`vspair.studies.standing`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vspair.report.figures import captioned
 from vspair.runs import Groups
 from vspair.studies.answers import Answers
 from vspair.studies.results import Row, summary
+from vspair.studies.standing import FIGURES, SUMMARY, Standing, joined, made_by
 
 __all__ = ["Report", "Stage", "Study", "Workspace"]
 
@@ -36,7 +38,9 @@ S = TypeVar("S")
 D = TypeVar("D")
 """A study's data."""
 
-FIGURES = "figures.npz"
+Text = Callable[[Sequence[Row], Mapping[str, Any]], str]
+"""From all rows, and what ``summary.json`` says of the scale, to tables and words."""
+
 _ADVICE = "Restore it, or remove it: the same command makes it again from what else is there."
 
 
@@ -54,6 +58,7 @@ class Workspace(Generic[S, D]):
         compile: Whether to compile networks on a GPU.
         fast: Whether networks run in bfloat16.
         show: Whether to say what is done, and show progress.
+        standing: The results that new rows will stand beside.
     """
 
     scale: S
@@ -65,6 +70,7 @@ class Workspace(Generic[S, D]):
     compile: bool = False
     fast: bool = False
     show: bool = False
+    standing: Standing = field(default_factory=Standing)
     worked: bool = field(default=False, init=False)
 
     @cached_property
@@ -121,13 +127,14 @@ class Report:
 
     Arguments:
         rows: Every number.
-        text: Tables and words as Markdown, without the title and how they were made.
+        text: Tables and words as Markdown, without the title and how they were made; or what
+            makes them, where other rows may stand beside these.
         numbers: The arrays behind the figures.
         scale: What ``summary.json`` says of the scale.
     """
 
     rows: list[Row]
-    text: str
+    text: str | Text
     numbers: Groups
     scale: Mapping[str, Any]
 
@@ -156,17 +163,23 @@ class Records:
         named = [name for stage in self.stages.values() for name in stage[kind] if name]
         return (", " if kind != "commands" else "; ").join(dict.fromkeys(named))
 
-    def check(self, name: str, stage: Stage[Any, Any], scale: Any, data: Any) -> None:
-        """Refuse a stage whose data or scale are not those of what the folder holds."""
-        here = {key: getattr(scale, key) for key in stage.uses}
+    def check(
+        self, work: Sequence[str], stages: Mapping[str, Stage[Any, Any]], scale: Any, data: Any
+    ) -> None:
+        """Refuse stages whose data or scale are not those of what the folder holds."""
         wrong = {k: (v, data[k]) for k, v in self.data.items() if self.stages and data[k] != v}
-        for other, record in self.stages.items():
-            for key, there in record["scale"].items():
-                # What grows may be ahead of stages that are yet to follow.
-                own = other == name or key in stage.grows
-                free = own and stage.may_change(key, there, here.get(key))
-                if key in here and here[key] != there and not free:
-                    wrong[key] = there, here[key]
+        for name in work:
+            stage = stages[name]
+            for other, record in self.stages.items():
+                for key, there in record["scale"].items():
+                    here = getattr(scale, key) if key in stage.uses else there
+                    # What grows may be ahead of stages that are yet to follow; what is renewed is
+                    # so in all that were asked of it, now or before the next report.
+                    own = other == name or key in stage.grows
+                    follows = other in work or name in stages[other].reads
+                    own |= follows and key in stages[other].renews
+                    if here != there and not (own and stage.may_change(key, there, here)):
+                        wrong[key] = there, here
         if wrong:
             words = "; ".join(f"{k} is {a} there and {b} here" for k, (a, b) in wrong.items())
             raise VspairError(
@@ -232,6 +245,7 @@ class Study(Generic[S, D]):
         report: Makes the report from what the stages kept, without the data.
         draw: Draws every figure from saved numbers into a folder, and returns the paths.
         captions: What each figure shows, by the name of its file.
+        joins: Whether rows whose stages were not run are taken from the results that stand.
     """
 
     name: str
@@ -242,6 +256,7 @@ class Study(Generic[S, D]):
     report: Callable[[Workspace[S, D], Records], Report]
     draw: Callable[[Groups, Path], list[Path]]
     captions: Mapping[str, str]
+    joins: bool = False
 
     def reproduce(
         self,
@@ -262,7 +277,7 @@ class Study(Generic[S, D]):
 
         Arguments:
             scale: How much to do.
-            out: The folder of the results; files of an earlier study in it are replaced.
+            out: The folder of the results; what is made anew takes the place of what is there.
             folder: The folder of trainings, answers and records; what is there is not made again.
             data_dir: Where real data are.
             only: Some of the stages and ``report``, with commas between them; all if not given.
@@ -285,11 +300,12 @@ class Study(Generic[S, D]):
             jobs, compile, fast, show,
         )  # fmt: skip
         work = [name for name in names if name in self.stages]
-        for name in work:  # what is refused leaves no empty results folder behind
+        if work:  # refused now rather than after hours, and no empty results folder is left
             data = self.describe(workspace.data)
-            Records(folder, self.name).check(name, self.stages[name], scale, data)
+            Records(folder, self.name).check(work, self.stages, scale, data)
+            workspace.standing = self._standing(workspace, out, work)
         if work and "report" in names:
-            runs.make_folder(out)  # refused now rather than after hours
+            runs.make_folder(out)
         if not all(self._run(workspace, name) for name in work):
             return None
         if "report" not in names:
@@ -335,23 +351,60 @@ class Study(Generic[S, D]):
             )
         recorded = dataclasses.replace(workspace.scale, **records.scale)  # type: ignore[type-var]
         workspace.scale = recorded
-        report = self.report(workspace, records)
+        standing, report = self._standing(workspace, out), self.report(workspace, records)
+        if not report.rows:
+            raise VspairError(f"There are no answers in {workspace.folder} to report on.")
         runs.make_folder(out)
-        command, commit, machine = map(records.joined, ("commands", "commits", "machines"))
-        made: dict[str, Any] = {"command": command, "commit": commit, "machine": machine}
-        latest = max(records.stages.values(), key=lambda record: record.get("last", 0))
-        made["versions"] = latest.get("versions", runs.versions())
-        scale = {**report.scale, "data": records.data}
-        document = summary(self.name, made, scale, report.rows)
-        runs.write_text(out / "summary.json", json.dumps(document, indent=1) + "\n")
-        runs.write_groups(out / FIGURES, report.numbers)
-        called = f"`{command}`" if command else f"the study `{self.name}`, called from Python,"
-        head = f"Made by {called} at commit {commit} on {machine}."
+        rows = standing.join_rows(report.rows)
+        made = standing.join_made(report.rows, self._origin(records))
+        earlier = {
+            k: v for k, v in standing.scale.items() if k not in {**records.scale, **records.data}
+        }
+        scale = {**report.scale, **earlier, "data": records.data}
+        about = {**joined(made), "versions": made[-1]["versions"], "made": made}
+        document = summary(self.name, about, scale, rows)
+        runs.write_text(out / SUMMARY, json.dumps(document, indent=1) + "\n")
+        runs.write_groups(out / FIGURES, standing.join_numbers(report.numbers))
         figures = captioned(self.redraw(out), self.captions)
-        text = f"# {self.title}\n\n{head} {report.text}\n"
+        words = report.text if isinstance(report.text, str) else report.text(rows, scale)
+        text = f"# {self.title}\n\n{made_by(made, self.name)} {words}\n"
+        text += "\nMore in the [notes](notes.md).\n" if (out / "notes.md").is_file() else ""
         text += f"\n## Figures\n\n{figures}\n" if figures else ""
         runs.write_text(out / "README.md", text)
         return text
+
+    def _standing(
+        self, workspace: Workspace[S, D], out: Path, adding: Sequence[str] = ()
+    ) -> Standing:
+        """Return the results that rows of the stages that were run, or are to be, stand beside.
+
+        There are none where every stage is among them. All must agree in the settings that they
+        share with the others.
+        """
+        records = Records(workspace.folder, self.name)
+        present = {*records.stages, *adding}
+        missing = [stage for name, stage in self.stages.items() if name not in present]
+        if not self.joins or not missing:
+            return Standing()
+        used = {k for stage in missing for k in stage.uses if k not in stage.grows}
+        here = records.scale | {
+            k: getattr(workspace.scale, k) for name in adding for k in self.stages[name].uses
+        }
+        data = self.describe(workspace.data) if adding else records.data
+        standing = Standing.read(out)
+        standing.check({k: v for k, v in here.items() if k in used} | data, out)
+        return standing
+
+    def _origin(self, records: Records) -> dict[str, Any]:
+        """Return the command, commit, machine and versions that made what the records are of."""
+        latest = max(records.stages.values(), key=lambda record: record.get("last", 0))
+        kinds = {"command": "commands", "commit": "commits", "machine": "machines"}
+        stages = {
+            name: {kind: record[kind] for kind in ("commits", "machines")}
+            for name, record in records.stages.items()
+        }
+        made = {name: records.joined(kind) for name, kind in kinds.items()}
+        return {**made, "versions": latest.get("versions", runs.versions()), "stages": stages}
 
     def redraw(self, out: Path) -> list[Path]:
         """Draw every figure again from the saved numbers of a results folder."""

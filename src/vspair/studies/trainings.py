@@ -10,14 +10,14 @@ from vspair import runs
 from vspair.config import Config
 from vspair.data import Pairs
 from vspair.errors import VspairError
-from vspair.fitting import split_pairs, start_or_resume_training
+from vspair.fitting import fit, split_pairs, start_or_resume_training
 from vspair.model import InverseModel
 from vspair.studies.answers import digest
 from vspair.studies.study import Workspace
 from vspair.training.side_by_side import MOST_LANES, train_side_by_side
 from vspair.training.trainer import Trainer
 
-__all__ = ["load_trained", "train_all", "weights_digest"]
+__all__ = ["load_trained", "train_all", "train_anchored", "weights_digest"]
 
 
 def train_all(
@@ -57,6 +57,38 @@ def _trainer(work: Workspace[Any, Any], name: str, config: Config, pairs: Pairs)
         config = configs.override(config, {"training": faster})
     parts = split_pairs(pairs, config)
     return start_or_resume_training(*parts, config, work.folder / name, work.device)
+
+
+def train_anchored(
+    work: Workspace[Any, Any], name: str, pairs: Pairs, *, minutes: float, seed: int, **known: Any
+) -> bool:
+    """Train by the defaults of :func:`vspair.fit`, as a user would; what was stopped continues.
+
+    A training is not begun where no time is left; once begun, it goes on to its end.
+
+    Arguments:
+        work: Where run folders are, when to stop, and on which device.
+        name: The name of the run folder.
+        pairs: All that it learns from.
+        minutes: How long it may take, as ``fit`` takes it.
+        seed: The seed.
+        known: What ``fit`` is told of the pairs: ``groups`` or ``first``.
+
+    Returns:
+        Whether it is trained to its end.
+    """
+    folder = work.folder / name
+    begun = folder.exists()
+    if begun and runs.Run(folder).verdict() is not None:
+        return True
+    if work.late():
+        return False
+    work.note_work()
+    new: dict[str, Any] = {"minutes": minutes, "seed": seed}
+    how: dict[str, Any] = {"resume": True} if begun else new
+    how |= {"out": folder, "device": str(work.device), "progress": work.show}
+    fit(pairs.x, pairs.y, **how, **known)
+    return True
 
 
 def load_trained(work: Workspace[Any, Any], name: str) -> InverseModel:

@@ -72,7 +72,7 @@ def _source(presets: Groups, shown: int = 3) -> Any:
         rows.append(ImageRow(f"vsPAIR\n({preset})", variance, scale, above, regions=disc))
     if not rows:
         return None
-    sheet = image_grid(rows, 1.3, bottom=2.9)
+    sheet = image_grid(rows, 1.3, bottom=2.9, right=2.3 * max(0, len(rows) - 2))
     width = sheet.width / len(rows)
     for i, (preset, part) in enumerate(presets.items()):
         axes = sheet.axes(0.6 + i * width, sheet.height - 2.5, width - 0.75, 1.95)

@@ -14,9 +14,21 @@ from vspair.runs import Groups
 from vspair.studies.results import Row, epochs_in_words, metrics_of, over_seeds, table_of
 from vspair.studies.words import read_words
 
-__all__ = ["PRESETS", "figure_numbers", "noise_numbers", "noise_table", "rows_of", "text_of"]
+__all__ = [
+    "ANCHORED",
+    "PRESETS",
+    "figure_numbers",
+    "noise_numbers",
+    "noise_table",
+    "rows_of",
+    "text_of",
+]
 
 PRESETS = ("paper", "calibrated")
+"""The paired models."""
+
+ANCHORED = "anchored"
+"""The preset that a stage of its own trains and asks, by the defaults of ``fit``."""
 
 WORDS = read_words("heat")
 PAPER, TABLES = WORDS.paper["vsPAIR"], WORDS.tables
@@ -39,7 +51,7 @@ def rows_of(answers: Mapping[tuple[str, float], Sequence[Groups]]) -> list[Row]:
     """
     rows = []
     for (name, noise), each in answers.items():
-        found, learned = [metrics_of(answer) for answer in each], name in PRESETS
+        found, learned = [metrics_of(answer) for answer in each], name in (*PRESETS, ANCHORED)
         named: dict[str, Any] = {"model": "vsPAIR" if learned else name}
         named |= {"preset": name if learned else "", "condition": _condition(noise)}
         rows += over_seeds(found, PAPER if (name, noise) == ("paper", 0) else {}, **named)
@@ -93,13 +105,13 @@ def noise_table(rows: Sequence[Row]) -> Table:
     return Table(["noise", *errors], lines)
 
 
-def text_of(rows: Sequence[Row], about: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
+def text_of(problem: Mapping[str, Any], rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """Return tables and words as Markdown.
 
     Arguments:
+        problem: The settings of the equation and of its fields.
         rows: Every number.
         about: How much was computed, as ``summary.json`` has it.
-        problem: The settings of the equation and of its fields.
     """
     clean = [row for row in rows if row.condition == _condition(0)]
     plain = [replace(row, condition="") for row in clean if row.preset]
@@ -111,6 +123,8 @@ def text_of(rows: Sequence[Row], about: Mapping[str, Any], problem: Mapping[str,
         f"## {title}\n\n{table_of(plain, each).markdown()}" for title, each in TABLES.items()
     ]
     named = {**about, "epochs": epochs_in_words(about["epochs"]), "field": field, "law": law}
+    ours = any(row.preset == ANCHORED for row in rows)
+    named["anchored"] = WORDS.text["anchored"].format(**about) if ours else ""
     return WORDS.text["report"].format(
         **named, tables="\n\n".join(tables), noise=noise_table(rows).markdown()
     )

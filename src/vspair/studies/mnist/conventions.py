@@ -129,5 +129,6 @@ STUDY = replace(
     },
     report=report,
     draw=lambda *_: [],
+    joins=False,
 )
 """The sweep over conventions."""

@@ -75,10 +75,10 @@ class InpaintingQuestion(Question):
         found = super().scores(method, rows)
         if not isinstance(method, InverseModel) or "variance" not in found:
             return found
-        if "nnz" in found:
-            found["sparsity"] = 1 - found["nnz"] / method.config.x_size
         pairs = self.pairs[rows]
         post, region = method.posterior(pairs.y), InpaintingProblem.changed(pairs.x, pairs.y)
+        if "nnz" in found:
+            found["sparsity"] = 1 - found["nnz"] / post.code.mean.shape[1]
         generator = _seeded(post, int(rows[0]))
         _, std = post.moments(SAMPLES, generator)
         found["variance_ratio"] = uncertainty.variance_ratio(std.square(), region)
