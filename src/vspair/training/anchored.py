@@ -22,13 +22,14 @@ from torch import Generator, Tensor, nn
 from vspair.anchored import DROPOUT, AnchoredModel
 from vspair.config import Config, TrainingConfig
 from vspair.data import Pairs
+from vspair.networks import evaluating
 from vspair.runs.files import make_folder, write_text
 from vspair.training.doubt import FALL_UNTIL, CodeStage, Doubt, GrainStage, in_parts
 from vspair.training.loop import Row
 from vspair.training.prepared import Prepared, Say, prepare
 from vspair.training.stage import Stage
 
-__all__ = ["AnchoredTraining"]
+__all__ = ["AnchoredTraining", "doubt_again", "left_in_doubt"]
 
 NETWORK_CLIP = 0.1
 """The largest norm of the gradient of the anchor's networks: a few pairs with large residuals
@@ -75,17 +76,6 @@ class _Networks:
         wrong = in_parts(partial(_maps_of, self.model.networks[k]), self.data.features[rows])
         return float((wrong - self.target[rows]).square().mean())
 
-    @torch.no_grad()
-    def corrections(self, out_of_fold: bool) -> Tensor:
-        """Return what is added for each pair by the network that has not seen it."""
-        if not out_of_fold:
-            return in_parts(self.model.correction, self.data.features)
-        added = torch.empty_like(self.target)
-        for k, net in enumerate(self.model.networks):
-            rows = self.data.fold == k
-            added[rows] = in_parts(partial(_maps_of, net), self.data.features[rows])
-        return added
-
 
 @contextmanager
 def _chance_from(generator: Generator) -> Iterator[None]:
@@ -100,6 +90,43 @@ def _chance_from(generator: Generator) -> Iterator[None]:
 def _maps_of(net: nn.Module, features: Tensor) -> Tensor:
     maps: Tensor = net(features)[0]
     return maps
+
+
+@torch.no_grad()
+def left_in_doubt(model: AnchoredModel, data: Prepared) -> Doubt:
+    """Return what answers leave of the pairs, each answered by networks that have not seen it."""
+    if not len(model.networks):
+        return Doubt(data.features, data.residual)
+    if model.anchored.out_of_fold:
+        added = torch.empty_like(model.frame.maps(data.residual))
+        for k, net in enumerate(model.networks):
+            rows = data.fold == k
+            added[rows] = in_parts(partial(_maps_of, net), data.features[rows])
+        added = model.trust * added
+    else:
+        added = model.trust * in_parts(model.correction, data.features)
+    left = data.residual - added.reshape(data.residual.shape)
+    return Doubt(model.seen(data.features, added), left)
+
+
+def doubt_again(
+    model: AnchoredModel, train: Pairs, groups: Tensor, config: Config, first: Tensor | None = None
+) -> Doubt:
+    """Return what a trained model's code was learned from: residuals that are out of fold.
+
+    Ridge regression is fitted again without each fold; networks are those of the model, each of
+    which has not seen one fold. Others may learn from what they leave as the code did.
+
+    Arguments:
+        model: The trained model.
+        train: The pairs that it was trained on, in their order.
+        groups: The group of each, numbered from 0 on, with shape (N,).
+        config: The settings that it was trained with.
+        first: First guesses, where the model was trained with them.
+    """
+    _, data = prepare(train, first, groups, config, lambda _: None)
+    with evaluating(model):
+        return left_in_doubt(model, data.to(model.x_scale.mean.device))
 
 
 class AnchoredTraining:
@@ -180,11 +207,7 @@ class AnchoredTraining:
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
         self._trust(model)
         if float(model.trust) > 0:
-            added = model.trust * networks.corrections(model.anchored.out_of_fold)
-            return Doubt(
-                model.seen(data.features, added),
-                data.residual - added.reshape(data.residual.shape),
-            )
+            return left_in_doubt(model, data)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.training.seed)
             model.leave_out_networks()
