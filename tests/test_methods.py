@@ -7,9 +7,11 @@ import torch
 from torch import Generator, Tensor
 
 from vspair import evaluation, methods
-from vspair.config import ModelConfig
+from vspair.anchored import AnchoredModel, Made
+from vspair.config import AnchoredConfig, ModelConfig
 from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.methods.cvae import train_cvae
 from vspair.methods.dps import Prior
 from vspair.methods.flow import FlowNetwork
 from vspair.methods.nppc import train_nppc
@@ -37,6 +39,12 @@ def fields(n: int = 6) -> Pairs:
 def _model(kind: str) -> Method:
     config = ModelConfig(kind, 6, 5, SMALL, SMALL)  # type: ignore[arg-type]
     return build(config, (8, 8), (8, 8)).eval()
+
+
+def _anchored() -> AnchoredModel:
+    made = Made("ridge", "image", 2, 1, 0, 0, 1, False)
+    sizes = AnchoredConfig(kinds=2, width=4)
+    return AnchoredModel(ModelConfig(kind="anchored"), sizes, made, (8, 8), (8, 8)).eval()
 
 
 def _regression() -> Method:
@@ -69,12 +77,14 @@ METHODS: dict[str, Callable[[], Method]] = {
     "plain": lambda: train_plain(*_both(fields(12)), epochs=1),
     "gaussian residuals": lambda: methods.GaussianResiduals(methods.AnswerY(), *_both(fields())),
     "nppc": lambda: train_nppc(methods.AnswerY(), *_both(fields(12)), k=2, epochs=1),
+    "anchor": lambda: methods.AnchorAnswer(_anchored()),
+    "cvae": lambda: train_cvae(_anchored(), *_both(fields(12)), latent=2, epochs=1),
     "flow": lambda: methods.Flow(FlowNetwork((8, 8), (8, 8), "maf", 1, (16,)).eval()),
 }
 """A new method of :mod:`vspair.methods` belongs into this list."""
 
 SINOGRAMS = {"fbp", "fbp hann", "tv", "regression", "dps"}
-SPREAD = {"vPAIR", "sVAE", "vsPAIR", "dps", "gaussian residuals", "nppc", "flow"}
+SPREAD = {"vPAIR", "sVAE", "vsPAIR", "dps", "gaussian residuals", "nppc", "flow", "cvae"}
 POINTS = set(METHODS) - SPREAD
 
 every = pytest.mark.parametrize("name", METHODS)

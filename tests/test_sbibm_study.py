@@ -4,8 +4,9 @@ import json
 import math
 import shutil
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from vspair.cli import app
 from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.methods import npe
 from vspair.posterior import Method, SamplePosterior
 from vspair.problems.sbibm import TASKS
 from vspair.studies.answers import Answers
@@ -22,7 +24,8 @@ from vspair.studies.sbibm import study
 from vspair.studies.sbibm.study import METHODS, PRESET, SMOKE, STUDY, Case, Scale, load
 from vspair.studies.sbibm.tables import WORDS
 
-FEW = Scale(pairs=100, observations=3, samples=60, seeds=1, brief=True)
+FEW = Scale(pairs=100, observations=3, samples=60, seeds=1, brief=True, methods="anchored,flow")
+OURS = ("vsPAIR", PRESET)
 
 
 @pytest.fixture(autouse=True)
@@ -53,20 +56,22 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_task_has_its_row(unbroken: Path) -> None:
-    found = {(r["model"], r["preset"], r["condition"], r["metric"]): r for r in rows(unbroken)}
-    for task in TASKS:
+def test_every_task_has_its_row_of_every_method(unbroken: Path) -> None:
+    found = {(r["model"], r.get("preset"), r["condition"], r["metric"]): r for r in rows(unbroken)}
+    for model, task in product((OURS, ("flow", None)), TASKS):
         for metric in ("c2st", "c2st_mean"):
-            row = found["vsPAIR", PRESET, task, metric]
+            row = found[*model, task, metric]
             assert 0.3 < row["value"] <= 1
             assert row["seeds"] == 1
-        assert found["vsPAIR", PRESET, task, "seconds"]["value"] > 0
-    assert len(found) == 3 * len(TASKS)
+        assert found[*model, task, "seconds"]["value"] > 0
+    assert len(found) == 2 * 3 * len(TASKS)
     text = (unbroken / "out" / "README.md").read_text()
     for words in (
-        f"vsPAIR ({PRESET}) | NPE |",
+        f"vsPAIR ({PRESET}) | flow | NPE, published |",
         "| 0.608 | 0.834 | 0.62 | 0.55 |",
         "are made here",
+        f"Seconds of one training: vsPAIR ({PRESET}): two moons ",
+        "; flow: two moons ",
     ):
         assert words in text
     assert (unbroken / "out" / "samples.png").stat().st_size > 1000
@@ -76,7 +81,8 @@ def test_rows_are_medians_and_means_over_observations(unbroken: Path) -> None:
     answers = Answers(unbroken / "runs" / "answers")
     for row in rows(unbroken):
         if row["metric"] != "seconds":
-            each = answers.read(Case(PRESET, row["condition"], 0).name)["scores"]["c2st"]
+            name = PRESET if row["model"] == "vsPAIR" else row["model"]
+            each = answers.read(Case(name, row["condition"], 0).name)["scores"]["c2st"]
             assert each.shape == (3,)
             expected = sorted(each)[1] if row["metric"] == "c2st" else sum(each) / 3
             assert row["value"] == pytest.approx(float(expected), abs=1e-6)
@@ -140,13 +146,13 @@ def test_another_method_is_measured_beside_and_the_exact_one_is_perfect(
         return Exact("two_moons", 77 + seed)
 
     monkeypatch.setitem(METHODS, "exact samples", exact)
-    scale = replace(FEW, task="two_moons", samples=400)
+    scale = replace(FEW, task="two_moons", samples=400, methods="anchored,exact samples")
     assert reproduce(tmp_path, scale) is not None
     found = {(r["model"], r["metric"]): r["value"] for r in rows(tmp_path)}
     assert found["exact samples", "c2st_mean"] == pytest.approx(0.5, abs=0.05)
     assert found["vsPAIR", "c2st"] > 0.8
     text = (tmp_path / "out" / "README.md").read_text()
-    assert f"| | vsPAIR ({PRESET}) | exact samples | NPE |" in text
+    assert f"| | vsPAIR ({PRESET}) | exact samples | NPE, published |" in text
 
 
 class Normal:
@@ -172,9 +178,8 @@ def test_what_leaves_the_box_is_drawn_anew(
 ) -> None:
     """Between walls, a normal distribution is the exact posterior of linear uniform."""
     monkeypatch.setattr(study, "ROUNDS", 2000)
-    monkeypatch.delitem(METHODS, PRESET)
     monkeypatch.setitem(METHODS, "normal", lambda pairs, seed: Normal())
-    scale = replace(FEW, task="linear_uniform", samples=300, observations=2)
+    scale = replace(FEW, task="linear_uniform", samples=300, observations=2, methods="normal")
     found = {}
     for inside in (False, True):
         folder = tmp_path / str(inside)
@@ -216,6 +221,89 @@ def test_made_references_are_of_their_observations() -> None:
 def test_an_unknown_task_is_named() -> None:
     with pytest.raises(VspairError, match="task = 'moons': expected one of two_moons, gauss"):
         Scale(task="moons")
+
+
+def test_methods_are_chosen_and_unknown_ones_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Scale(methods="npe,anchored").chosen == ["anchored", "npe"]
+    with pytest.raises(
+        VspairError, match="methods = 'moon': expected some of anchored, flow, npe"
+    ):
+        load(replace(FEW, methods="anchored,moon"))
+    monkeypatch.setattr(study, "find_spec", lambda name: None if name == "sbi" else name)
+    with pytest.raises(VspairError, match=r"methods = 'npe' needs sbi, .*: pip install sbi, or"):
+        load(replace(FEW, methods="npe"))
+    for there, expected in ((False, "anchored,flow"), (True, "anchored,flow,npe")):
+        monkeypatch.setattr(study, "has_sbi", lambda there=there: there)
+        assert Scale().methods == expected
+
+
+def test_a_method_is_added_and_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "exact samples", lambda pairs, seed: Exact("two_moons", seed))
+    scale = replace(FEW, task="two_moons", methods="flow")
+    assert reproduce(tmp_path, scale) is not None
+    kept = tmp_path / "runs" / "answers" / "samples" / f"{Case('flow', 'two_moons', 0).name}.npz"
+    before = kept.stat().st_mtime_ns
+    assert reproduce(tmp_path, replace(scale, methods="flow,exact samples")) is not None
+    assert kept.stat().st_mtime_ns == before
+    assert {row["model"] for row in rows(tmp_path)} == {"flow", "exact samples"}
+
+
+class _Density(torch.nn.Module):
+    """What stands for the density of sbi: y, moved by unit noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(5))
+
+    def sample(self, shape: torch.Size, condition: Tensor) -> Tensor:
+        return condition + torch.randn(*shape, *condition.shape)
+
+
+class _Npe:
+    """What stands for the training of sbi, and remembers what it was told."""
+
+    told: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        self.told.clear()
+        self.told.update(options)
+
+    def append_simulations(self, x: Tensor, y: Tensor) -> None:
+        self.told["shapes"] = x.shape, y.shape
+
+    def train(self, **options: Any) -> _Density:
+        self.told.update(options, chance=torch.rand(()))
+        return _Density()
+
+
+def test_sbi_is_asked_with_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npe, "_load_npe", lambda: _Npe)
+    pairs = Case("npe", "two_moons", 0).pairs(50)
+    before = torch.get_rng_state()
+    method = METHODS["npe"](pairs, 3)
+    assert torch.equal(before, torch.get_rng_state())
+    assert _Npe.told["density_estimator"] == "maf"
+    assert _Npe.told["shapes"] == ((50, 2), (50, 2))
+    assert "max_num_epochs" not in _Npe.told
+    first = _Npe.told["chance"]
+    METHODS["npe"](pairs, 3, epochs=2)
+    assert (_Npe.told["max_num_epochs"], _Npe.told["chance"]) == (2, first)  # of the seed
+    post = method.posterior(pairs.y[:4])
+    drawn = post.sample(3000, Generator().manual_seed(0))
+    assert drawn.shape == (3000, 4, 2)
+    torch.testing.assert_close(drawn.mean(0), pairs.y[:4], rtol=0, atol=0.1)
+    assert torch.equal(drawn, post.sample(3000, Generator().manual_seed(0)))
+    assert not torch.equal(drawn, post.sample(3000, Generator().manual_seed(1)))
+    with pytest.raises(VspairError, match=r"y has shape \(50, 1\)"):
+        method.posterior(pairs.y[:, :1])
+
+
+def test_without_sbi_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npe, "has_sbi", lambda: False)
+    with pytest.raises(VspairError, match="not installed: pip install sbi"):
+        npe.train_npe(torch.randn(20, 2), torch.randn(20, 2))
 
 
 def test_what_is_published_is_of_tasks_that_are_there() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from vspair.anchors import CurvePath, RidgePath, ShiftPath
 from vspair.codes import Code, Family, Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
-from vspair.data import Normaliser, as_array, as_data
+from vspair.data import Normaliser, as_array, as_data, expect_batch
 from vspair.errors import VspairError
 from vspair.model import InverseModel, Shape
 from vspair.networks import evaluating
@@ -130,6 +130,7 @@ class AnchoredModel(InverseModel):
     feature_std: Tensor
     trust: Tensor
     curve_trust: Tensor
+    shrinkage: Tensor
 
     def __init__(
         self,
@@ -161,6 +162,7 @@ class AnchoredModel(InverseModel):
         )
         self.register_buffer("trust", torch.ones(()))
         self.register_buffer("curve_trust", torch.zeros(()))
+        self.register_buffer("shrinkage", torch.ones(()))
         self.thresholds = Thresholds()
         self._make_readers()
 
@@ -415,6 +417,20 @@ class AnchoredModel(InverseModel):
             scale = self.x_normaliser.std / self.x_scale.std
             answer = answer + correction.reshape(answer.shape) * scale
         return answer, seen
+
+    @torch.no_grad()
+    def ask(self, y: Tensor, first: Any = None) -> tuple[Tensor, Tensor]:
+        """Return answers (B, *x_shape) in own units, and what code and grain are read from.
+
+        Arguments:
+            y: Observations in their own units, with shape (B, *y_shape).
+            first: First guesses of x, where the model was trained with them.
+        """
+        expect_batch("y", y, self.y_shape)
+        y = y.to(self.x_scale.mean)
+        with evaluating(self):
+            answer, seen = self.answer(self.normalise_y(y), self._guess(y, first))
+        return self.x_scale.inverse(answer), seen
 
     def read(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Code, Tensor]:
         """Return answer, code and grain for normalised observations and first guesses.

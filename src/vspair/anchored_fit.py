@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +21,14 @@ from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
 from vspair.networks.spatial import Frame
 from vspair.runs import Run
-from vspair.training.anchored import AnchoredTraining
+from vspair.training.anchored import AnchoredTraining, doubt_again
+from vspair.training.doubt import Doubt
 from vspair.training.prepared import tell_domain
 from vspair.verdict import Verdict, judge
 
-__all__ = ["AnchorChoice", "AnchoredFit", "plan_epochs", "planned", "suggest_kinds"]
+__all__ = [
+    "AnchorChoice", "AnchoredFit", "doubt_of_fit", "plan_epochs", "planned", "suggest_kinds",
+]  # fmt: skip
 
 AnchorChoice = Literal["auto", "none", "ridge", "network"]
 
@@ -279,6 +283,25 @@ class AnchoredFit:
                 f"These are not the pairs that {run.path} was started with: their number, values, "
                 "groups or first guesses differ. Give the same files, in the same order."
             )
+
+
+def doubt_of_fit(
+    model: AnchoredModel, pairs: Pairs, groups: Any = None, seed: int = 0
+) -> tuple[Doubt, Pairs]:
+    """Return what a fit of pairs by its defaults has left in doubt, and the pairs held out of it.
+
+    For other methods to learn from the same anchor: residuals are out of fold.
+
+    Arguments:
+        model: What ``fit`` returned.
+        pairs: The pairs that it was given.
+        groups: Their labels, where it was given them.
+        seed: Its seed.
+    """
+    config = configs.override(configs.preset("anchored"), {"training": {"seed": seed}})
+    config = replace(config, anchored=model.anchored)
+    parts = AnchoredFit(config, pairs, None, groups, "auto", None, ())
+    return doubt_again(model, parts.train, parts.groups, config), parts.held
 
 
 def _hold_out(groups: Tensor, share: float, seed: int) -> Tensor:

@@ -408,6 +408,13 @@ def sbibm(
     only: Annotated[
         str, typer.Option(help="Some of train,answers,report with commas between them.")
     ] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Some of anchored,flow,npe with commas between them; anchored,flow, and npe "
+            "where sbi is installed, if not given."
+        ),
+    ] = "",
     inside: Annotated[
         bool, typer.Option("--inside", help="Draw anew what leaves the prior's box, as sbi does.")
     ] = False,
@@ -420,6 +427,7 @@ def sbibm(
 
     scale = replace(SMOKE if smoke else Scale(), task=task, inside=inside)
     scale = scale if seeds is None else replace(scale, seeds=seeds)
+    scale = replace(scale, methods=methods) if methods else scale
     read = (draw and not smoke) or data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
     name = "sbibm" + "-made" * (not read) + "-inside" * inside + "-smoke" * smoke
     name += f"-{task}" * bool(task)

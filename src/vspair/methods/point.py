@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from vspair.anchored import AnchoredModel
 from vspair.posterior import PointPosterior
 
-__all__ = ["AnswerMean", "AnswerY", "PointMethod"]
+__all__ = ["AnchorAnswer", "AnswerMean", "AnswerY", "PointMethod"]
 
 
 class PointMethod(ABC):
@@ -53,3 +54,21 @@ class AnswerMean(PointMethod):
     def __call__(self, y: Tensor) -> Tensor:
         """Return the mean for each of B observations, with shape (B, *x_shape)."""
         return self.mean.to(y).expand(len(y), *self.mean.shape)
+
+
+class AnchorAnswer(PointMethod):
+    """Answers with the anchor of an anchored model, and leaves out its doubt.
+
+    Arguments:
+        model: The model.
+    """
+
+    name = "the anchor"
+
+    def __init__(self, model: AnchoredModel) -> None:
+        self.model = model
+        self.n_parameters = sum(p.numel() for p in model.networks.parameters())
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return the anchor's answers to observations of shape (B, *y_shape)."""
+        return self.model.ask(y)[0]

@@ -22,13 +22,14 @@ from torch import Generator, Tensor, nn
 from vspair.anchored import DROPOUT, AnchoredModel
 from vspair.config import Config, TrainingConfig
 from vspair.data import Pairs
+from vspair.networks import evaluating
 from vspair.runs.files import make_folder, write_text
 from vspair.training.doubt import FALL_UNTIL, CodeStage, Doubt, GrainStage, in_parts
 from vspair.training.loop import Row
 from vspair.training.prepared import Prepared, Say, prepare
 from vspair.training.stage import Stage
 
-__all__ = ["AnchoredTraining"]
+__all__ = ["AnchoredTraining", "doubt_again", "left_in_doubt"]
 
 NETWORK_CLIP = 0.1
 """The largest norm of the gradient of the anchor's networks: a few pairs with large residuals
@@ -75,29 +76,48 @@ class _Networks:
         wrong = in_parts(partial(_maps_of, self.model.networks[k]), self.data.features[rows])
         return float((wrong - self.target[rows]).square().mean())
 
-    @torch.no_grad()
-    def corrections(self, out_of_fold: bool) -> Tensor:
-        """Return what is added for each pair, by networks that have not seen it."""
-        if not out_of_fold:
-            return in_parts(self.model.correction, self.data.features)
-        model = self.model
-        return model.trust * self.said_out_of_fold() + model.curve_trust * self.steps()
 
-    @torch.no_grad()
-    def said_out_of_fold(self) -> Tensor:
-        """Return what the network that has not seen it says of each pair; 0 without networks."""
-        said = torch.zeros_like(self.target)
-        for k, net in enumerate(self.model.networks):
-            rows = self.data.fold == k
-            said[rows] = in_parts(partial(_maps_of, net), self.data.features[rows])
-        return said
+@contextmanager
+def _chance_from(generator: Generator) -> Iterator[None]:
+    """Let torch's own chance come from a generator, and leave it as it was."""
+    seed = torch.randint(2**31, (), device=generator.device, generator=generator)
+    devices = [generator.device] if generator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(seed))
+        yield
 
-    @torch.no_grad()
-    def steps(self) -> Tensor:
-        """Return the steps to the smooth regression, out of fold; 0 without it."""
-        if not self.model.made.curve:
-            return torch.zeros_like(self.target)
-        return in_parts(self.model.curve_step, self.data.features)
+
+def _maps_of(net: nn.Module, features: Tensor) -> Tensor:
+    maps: Tensor = net(features)[0]
+    return maps
+
+
+@torch.no_grad()
+def say_out_of_fold(model: AnchoredModel, data: Prepared) -> Tensor:
+    """Return what the network that has not seen it says of each pair; 0 without networks."""
+    said = torch.zeros_like(model.frame.maps(data.residual))
+    for k, net in enumerate(model.networks):
+        rows = data.fold == k
+        said[rows] = in_parts(partial(_maps_of, net), data.features[rows])
+    return said
+
+
+@torch.no_grad()
+def left_in_doubt(model: AnchoredModel, data: Prepared) -> Doubt:
+    """Return what answers leave of the pairs, each answered by what has not seen it.
+
+    Residuals of single networks are as large as those of their mean then.
+    """
+    if not model.corrects:
+        return Doubt(data.features, data.residual)
+    if model.anchored.out_of_fold:
+        added = model.trust * say_out_of_fold(model, data)
+        if model.made.curve:
+            added = added + model.curve_trust * in_parts(model.curve_step, data.features)
+    else:
+        added = in_parts(model.correction, data.features)
+    left = data.residual - added.reshape(data.residual.shape)
+    return Doubt(model.seen(data.features, added), left * model.shrinkage)
 
 
 def weigh(
@@ -127,19 +147,24 @@ def weigh(
     return best, error
 
 
-@contextmanager
-def _chance_from(generator: Generator) -> Iterator[None]:
-    """Let torch's own chance come from a generator, and leave it as it was."""
-    seed = torch.randint(2**31, (), device=generator.device, generator=generator)
-    devices = [generator.device] if generator.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(seed))
-        yield
+def doubt_again(
+    model: AnchoredModel, train: Pairs, groups: Tensor, config: Config, first: Tensor | None = None
+) -> Doubt:
+    """Return what a trained model's code was learned from: residuals that are out of fold.
 
+    Ridge regression is fitted again without each fold; networks are those of the model, each of
+    which has not seen one fold. Others may learn from what they leave as the code did.
 
-def _maps_of(net: nn.Module, features: Tensor) -> Tensor:
-    maps: Tensor = net(features)[0]
-    return maps
+    Arguments:
+        model: The trained model.
+        train: The pairs that it was trained on, in their order.
+        groups: The group of each, numbered from 0 on, with shape (N,).
+        config: The settings that it was trained with.
+        first: First guesses, where the model was trained with them.
+    """
+    _, data = prepare(train, first, groups, config, lambda _: None)
+    with evaluating(model):
+        return left_in_doubt(model, data.to(model.x_scale.mean.device))
 
 
 class AnchoredTraining:
@@ -220,33 +245,30 @@ class AnchoredTraining:
         for k in range(first, len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
         self._trust(model, networks)
-        added = networks.corrections(model.anchored.out_of_fold)
         if len(model.networks) and float(model.trust) == 0:
             self.say("networks: no better than what they correct; left out")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.training.seed)
                 model.leave_out_networks()
             model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if not model.corrects:
-            return Doubt(data.features, data.residual)
-        left = data.residual - added.reshape(data.residual.shape)
-        return Doubt(model.seen(data.features, added), left * self._shrinkage(model))
+        self._set_shrinkage(model)
+        return left_in_doubt(model, data)
 
     @torch.no_grad()
-    def _shrinkage(self, model: AnchoredModel) -> float:
-        """Return how large errors of the mean of networks are beside those of each of them.
+    def _set_shrinkage(self, model: AnchoredModel) -> None:
+        """Measure how large errors of the mean of networks are beside those of each of them.
 
         On held-out pairs, which none has seen. Out-of-fold residuals are those of single networks.
         """
         if not len(model.networks) or not model.anchored.out_of_fold:
-            return 1.0
+            return
         held = self._held(model)
         seen, left = held.seen[:, : model.n_features], model.frame.maps(held.residual)
         each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
         single = (left + model.trust * (each.mean(0) - each)).square().mean()
-        ratio = float((left.square().mean() / single.clamp(min=1e-30)).sqrt())
-        self.say(f"networks: their mean errs {ratio:.3g} times as much as each, held out")
-        return ratio
+        ratio = (left.square().mean() / single.clamp(min=1e-30)).sqrt()
+        self.say(f"networks: their mean errs {float(ratio):.3g} times as much as each, held out")
+        model.shrinkage.copy_(ratio)
 
     def _choose_dropout(self, networks: _Networks, show: bool) -> int:
         """Train the first network with and without dropout, and let all do as the better.
@@ -278,9 +300,11 @@ class AnchoredTraining:
         networks is smaller than each, by what they disagree in; how much, pairs tell that none
         has seen. What does not lessen the error by a hundredth is not trusted at all.
         """
-        said = networks.said_out_of_fold().flatten(1).double()
-        step = networks.steps().flatten(1).double()
-        left, parts = networks.target.flatten(1).double(), torch.stack((said, step))
+        said, step = say_out_of_fold(model, networks.data), torch.zeros_like(networks.target)
+        if model.made.curve:
+            step = in_parts(model.curve_step, networks.data.features)
+        left = networks.target.flatten(1).double()
+        parts = torch.stack((said, step)).flatten(2).double()
         products = torch.einsum("ibn,jbn->ij", parts, parts) / left.numel()
         products[0, 0] *= self._agreement(model)
         gains = torch.einsum("ibn,bn->i", parts, left) / left.numel()

@@ -3,16 +3,18 @@
 Lueckmann et al., "Benchmarking Simulation-Based Inference", AISTATS 2021. Every method learns from
 the same pairs, with its defaults, and answers ten observations of each task; a classifier then
 tries to tell its samples from those of the exact posterior. Observations and reference samples are
-the benchmark's where its package is at hand, and made from the same laws elsewhere.
+the benchmark's where its package is at hand, and made from the same laws elsewhere. Beside the
+default of ``fit`` stand a conditional flow, and the package ``sbi`` where it is installed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from vspair.anchored_fit import MINUTES
 from vspair.config import PresetName
 from vspair.data import Pairs
 from vspair.datasets.sbibm import OBSERVATIONS, Reference, find_sbibm, load_reference
 from vspair.errors import VspairError
 from vspair.fitting import fit
+from vspair.methods.flow import train_flow
+from vspair.methods.npe import has_sbi, train_npe
 from vspair.metrics import c2st
 from vspair.model import InverseModel
 from vspair.posterior import LatentPosterior, Method
@@ -46,8 +51,10 @@ WITHOUT_NOISE = ("paper", "calibrated")
 BRIEF: Mapping[str, Mapping[str, Any]] = {
     "calibrated": {"epochs": 2},
     "anchored": {"minutes": 0.05},
+    "flow": {"epochs": 1},
+    "npe": {"epochs": 1},
 }
-"""What makes a training of each preset short, to see that everything runs."""
+"""What makes a training of each method short, to see that everything runs."""
 
 ROUNDS = 500
 """How often samples are drawn, at most, where some are not kept."""
@@ -57,6 +64,11 @@ TOGETHER = 5
 
 SHOWN = 1000
 """Samples of the first observation that the figure shows."""
+
+
+def at_hand() -> str:
+    """Return the methods that can be measured on this machine, with commas between them."""
+    return ",".join((PRESET, "flow", *["npe"] * has_sbi()))
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,8 @@ class Scale:
         inside: Whether samples outside the prior's box are drawn anew, as ``sbi`` does; no method
             is told the box elsewhere.
         brief: Whether trainings are cut short, to see that everything runs.
+        methods: What is measured, with commas between the names of :data:`METHODS`; all that can
+            be where not given.
     """
 
     pairs: int = 10_000
@@ -81,6 +95,7 @@ class Scale:
     task: str = ""
     inside: bool = False
     brief: bool = False
+    methods: str = field(default_factory=at_hand)
 
     def __post_init__(self) -> None:
         if self.task and self.task not in TASKS:
@@ -90,6 +105,17 @@ class Scale:
     def tasks(self) -> list[str]:
         """The tasks that are measured."""
         return [self.task] if self.task else list(TASKS)
+
+    @property
+    def chosen(self) -> list[str]:
+        """The methods that are measured, in the order of :data:`METHODS`."""
+        names = self.methods.split(",")
+        if unknown := [name for name in names if name not in METHODS]:
+            raise VspairError(
+                f"methods = {unknown[0]!r}: expected some of {', '.join(METHODS)}, with commas "
+                "between them."
+            )
+        return [name for name in METHODS if name in names]
 
 
 SMOKE = Scale(pairs=300, observations=2, samples=300, seeds=1, brief=True)
@@ -130,9 +156,27 @@ def _fitted(pairs: Pairs, seed: int, **changes: Any) -> Method:
     return WithNoise(model) if PRESET in WITHOUT_NOISE else model
 
 
-METHODS: dict[str, Callable[..., Method]] = {PRESET: _fitted}
+def _flow(pairs: Pairs, seed: int, **changes: Any) -> Method:
+    """Train a flow of splines for as long as ``fit`` may take, by its own reckoning."""
+    return train_flow(pairs.x, pairs.y, seed=seed, seconds=60 * MINUTES, **changes)
+
+
+def _npe(pairs: Pairs, seed: int, **changes: Any) -> Method:
+    return train_npe(pairs.x, pairs.y, seed=seed, **changes)
+
+
+METHODS: dict[str, Callable[..., Method]] = {PRESET: _fitted, "flow": _flow, "npe": _npe}
 """What is measured, by name: from pairs and a seed to a method that has learned from them, with
 its own defaults. Any other method is added here."""
+
+PACKAGES = {
+    "flow": ("zuko", "pip install 'vspair[benchmarks]'"),
+    "npe": ("sbi", "pip install sbi"),
+}
+"""What methods need beside this package, and how to install it."""
+
+LABELS = {PRESET: ("vsPAIR", PRESET), "npe": ("NPE", "")}
+"""Model and preset of rows, where they are not a method's name alone."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +208,7 @@ def cases(scale: Scale) -> list[Case]:
         Case(method, task, seed)
         for seed in range(scale.seeds)
         for task in scale.tasks
-        for method in METHODS
+        for method in scale.chosen
     ]
 
 
@@ -173,6 +217,7 @@ def cases(scale: Scale) -> list[Case]:
 
 def load(scale: Scale, data_dir: Path | None = None) -> Data:
     """Return observations and reference samples: the benchmark's, or made where it is not."""
+    _check_packages(scale.chosen)
     source = find_sbibm(data_dir)
     found = {}
     for task in scale.tasks:
@@ -185,6 +230,17 @@ def load(scale: Scale, data_dir: Path | None = None) -> Data:
             )
         found[task] = Reference(y, samples[: scale.observations])
     return Data("made here" if source is None else source.name, found)
+
+
+def _check_packages(methods: Sequence[str]) -> None:
+    """Refuse methods whose package is missing before anything is trained."""
+    for method in methods:
+        package, install = PACKAGES.get(method, ("vspair", ""))
+        if find_spec(package) is None:
+            raise VspairError(
+                f"methods = {method!r} needs {package}, which is not installed: {install}, or "
+                "name others by --methods."
+            )
 
 
 def _made(task: str, scale: Scale) -> Reference:
@@ -210,8 +266,8 @@ def train(work: Work) -> bool:
 
 
 def _key(work: Work, case: Case) -> str:
-    """Return what the samples of a case are known again by, whatever the number of seeds."""
-    settings = dataclasses.replace(work.scale, seeds=0, task="")
+    """Return what the samples of a case are known again by, whatever else is measured."""
+    settings = dataclasses.replace(work.scale, seeds=0, task="", methods="")
     return digest(case, settings, work.data.references[case.task].y)
 
 
@@ -299,7 +355,7 @@ def report(work: Work, records: Records) -> Report:
     scale = work.scale
     kept = {case: work.answers.read(case.name) for case in cases(scale)}
     rows, numbers = _rows(kept, scale), _figure_numbers(kept)
-    whole = scale == Scale(seeds=scale.seeds)
+    whole = scale == Scale(seeds=scale.seeds, methods=scale.methods)
     about = dataclasses.asdict(scale) | {"paper_scale": whole}
     return Report(rows, tables.text_of(rows, PRESET, about, records.data), numbers, about)
 
@@ -307,14 +363,14 @@ def report(work: Work, records: Records) -> Report:
 def _rows(kept: Mapping[Case, Groups], scale: Scale) -> list[Row]:
     """Return means over seeds with their deviation."""
     rows = []
-    for method in METHODS:
+    for method in scale.chosen:
         for task in scale.tasks:
             found = [
                 {name: float(value) for name, value in answer["row"].items()}
                 for case, answer in kept.items()
                 if (case.method, case.task) == (method, task)
             ]
-            model, preset = ("vsPAIR", method) if method == PRESET else (method, "")
+            model, preset = LABELS.get(method, (method, ""))
             rows += over_seeds(found, model=model, preset=preset, condition=task)
     return rows
 
@@ -329,15 +385,18 @@ def _figure_numbers(kept: Mapping[Case, Groups]) -> dict[str, Any]:
     return numbers
 
 
-MADE = ("pairs", "observations", "samples", "inside", "brief", "task", "seeds")
+MADE = ("pairs", "observations", "samples", "inside", "brief", "task", "seeds", "methods")
+MORE: dict[str, Any] = {"grows": ("seeds", "methods"), "renews": ("methods",)}
+"""What may be added to what is there: every case is known again by itself."""
+
 STUDY = Study(
     name="sbibm",
     title=tables.WORDS.text["title"],
     load=load,
     describe=describe,
     stages={
-        "train": Stage(train, MADE, grows=("seeds",)),
-        "answers": Stage(score, MADE, grows=("seeds",), reads=("train",)),
+        "train": Stage(train, MADE, **MORE),
+        "answers": Stage(score, MADE, **MORE, reads=("train",)),
     },
     report=report,
     draw=drawing.draw_all,

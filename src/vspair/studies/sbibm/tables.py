@@ -40,6 +40,16 @@ def _words(row: Row) -> str:
     return f"{row.value:.3f}" + ("" if row.spread is None else f" ± {row.spread:.2g}")
 
 
+def _seconds(rows: Sequence[Row]) -> str:
+    """Return how long one training of each method took on each task, in words."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.metric == "seconds":
+            words = f"{WORDS.names[row.condition]} {row.value:,.0f} s"
+            found.setdefault(_label(row), []).append(words)
+    return "; ".join(f"{label}: {', '.join(each)}" for label, each in found.items())
+
+
 def text_of(
     rows: Sequence[Row], preset: str, about: Mapping[str, Any], data: Mapping[str, Any]
 ) -> str:
@@ -52,11 +62,6 @@ def text_of(
         data: What is recorded of observations and reference samples.
     """
     source = "made" if data["references"] == "made here" else "read"
-    seconds = [
-        f"{WORDS.names[row.condition]} {row.value:,.0f} s"
-        for row in rows
-        if row.metric == "seconds" and row.preset
-    ]
     return WORDS.text["report"].format(
         **about,
         preset=preset,
@@ -64,5 +69,5 @@ def text_of(
         references=WORDS.text[source].format(**data),
         medians=c2st_table(rows).markdown(),
         means=c2st_table(rows, "c2st_mean").markdown(),
-        seconds=", ".join(seconds),
+        seconds=_seconds(rows),
     )
