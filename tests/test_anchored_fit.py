@@ -14,13 +14,14 @@ from torch import Generator, Tensor
 import vspair
 from vspair import config as configs
 from vspair.anchored import AnchoredModel
-from vspair.anchored_fit import plan_epochs, suggest_kinds
+from vspair.anchored_fit import doubt_of_fit, plan_epochs, suggest_kinds
 from vspair.codes import Mixture, SpikeSlab
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.posterior import LatentPosterior
 from vspair.runs import Run, describe, read_tensors, write_tensors
 from vspair.training.anchored import AnchoredTraining, _Networks
+from vspair.training.doubt import CodeStage, Doubt
 from vspair.training.interrupts import Interrupted
 from vspair.training.prepared import prepare, tell_domain
 from vspair.training.stage import Stage
@@ -196,6 +197,30 @@ def test_networks_answer_pairs_that_they_have_not_seen() -> None:
     assert float(inside.square().mean()) < 0.8 * fresh
     assert 0.85 * fresh < float(doubt.residual.square().mean()) < 1.25 * fresh
     assert 0.8 < float(model.shrinkage) < 1  # a mean of networks errs less than each of them
+
+
+@pytest.mark.parametrize("kind", ["images", "vectors"])
+def test_what_the_code_learned_from_can_be_had_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others learn from the same residuals; half of the held-out pairs chose, half judged."""
+    x, y = _images(80) if kind == "images" else _vectors(80)
+    labels, learned = torch.arange(80) // 2, []
+
+    class Noted(CodeStage):
+        def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
+            super().__init__(model, doubt, held)
+            learned.append(doubt)
+
+    monkeypatch.setattr("vspair.training.anchored.CodeStage", Noted)
+    model = _fit(x, y, groups=labels, seed=3, **SHORT)
+    doubt, held = doubt_of_fit(model, Pairs(x, y), labels, seed=3)
+    torch.testing.assert_close(doubt.seen, learned[0].seen)
+    torch.testing.assert_close(doubt.residual, learned[0].residual)
+    assert len(held) + len(doubt.seen) == 80
+    with torch.no_grad():
+        answer, _ = model.ask(held.y)
+    assert torch.equal(answer, model.posterior(held.y).mean())
 
 
 # -- first guesses ------------------------------------------------------------------------------

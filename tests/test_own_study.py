@@ -234,6 +234,16 @@ def test_smoke_from_the_command_line(tmp_path: Path) -> None:
     found = rows(tmp_path)
     assert found["vsPAIR", "crps_over_best_simple"]["seeds"] == SMOKE.seeds
     assert found["vsPAIR", "active"]["value"] >= 0
+    for name in ("explained", "spanned_all", "spanned_5", "spanned_pca", "spanned_nppc_5"):
+        assert 0 <= found["vsPAIR", name]["value"] <= 1 + 1e-9
+    assert found["vsPAIR", "spanned_5"]["value"] <= found["vsPAIR", "spanned_all"]["value"]
+    for name in ("anchor + Gaussian", "anchor + CVAE"):
+        assert {"mse_mean", "crps", "coverage_90"} <= {k for model, k in found if model == name}
+    same = [found[name, "mse_mean"]["value"] for name in ("vsPAIR", "anchor + Gaussian")]
+    assert same[0] == pytest.approx(same[1], rel=1e-5)
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "| anchor + Gaussian | anchor + CVAE |" in text
+    assert "| by five of NPPC |" in text
 
 
 @pytest.mark.parametrize(

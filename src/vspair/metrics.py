@@ -27,6 +27,7 @@ __all__ = [
     "gaussian_w2",
     "pca_share",
     "pearson",
+    "principal_directions",
     "psnr",
     "sample_moments",
     "share_inside",
@@ -183,19 +184,34 @@ def pca_share(train: Tensor, test: Tensor, k: int) -> Tensor:
         >>> pca_share(train, torch.tensor([[1.0, 1.0], [2.0, 0.0]]), k=1)
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
-    flat = train.flatten(1).double()
-    if train.shape[1:] != test.shape[1:] or not 1 <= k <= min(flat.shape):
+    if train.shape[1:] != test.shape[1:]:
         raise VspairError(
             f"train has shape {tuple(train.shape)}, test {tuple(test.shape)}, k = {k}: expected "
-            f"residuals of one shape, and k from 1 to {min(flat.shape)}."
+            "residuals of one shape."
+        )
+    return spanned_share(test, principal_directions(train, k))
+
+
+def principal_directions(residuals: Tensor, k: int) -> Tensor:
+    """Return the leading eigenvectors of the second moment of residuals, float64 (k, *shape).
+
+    Arguments:
+        residuals: The residuals, with shape (N, *shape).
+        k: How many directions, the first of them leading.
+    """
+    flat = residuals.flatten(1).double()
+    if not 1 <= k <= min(flat.shape):
+        raise VspairError(
+            f"residuals has shape {tuple(residuals.shape)} and k = {k}: expected (N, *shape), and "
+            f"k from 1 to {min(flat.shape)}."
         )
     # The smaller of the two products has the same directions, at a fraction of the cost.
     if flat.shape[0] < flat.shape[1]:
-        vectors = flat.T @ torch.linalg.eigh(flat @ flat.T).eigenvectors[:, -k:]
+        vectors = flat.T @ torch.linalg.eigh(flat @ flat.T).eigenvectors[:, -k:].flip(1)
         directions = torch.linalg.qr(vectors).Q.T
     else:
-        directions = torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -k:].T
-    return spanned_share(test.flatten(1), directions)
+        directions = torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -k:].flip(1).T
+    return directions.reshape(k, *residuals.shape[1:])
 
 
 def _span(x: Tensor, span: float | None) -> Tensor:

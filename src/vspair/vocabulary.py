@@ -61,6 +61,22 @@ _GENERAL = {
     "pca_share": Metric(
         "", "the same of the leading principal directions of other pairs' residuals"
     ),
+    "explained": Metric(
+        "",
+        "share of the sum of ||x - m||² that the residual's own code explains by the factors that "
+        "the answer has, times the one number that explains most",
+    ),
+    "spanned_all": Metric(
+        "", "spanned_share of what the present factors move, all of them, in straight lines"
+    ),
+    "spanned_5": Metric("", "the same of the (up to) five factors that carry most variance"),
+    "spanned_pca": Metric(
+        "", "pca_share of as many directions, for each observation, as spanned_all has"
+    ),
+    "spanned_pca_5": Metric("", "pca_share of five directions"),
+    "spanned_nppc_5": Metric(
+        "", "spanned_share of five neural posterior principal components about the same anchor"
+    ),
     "converged": Metric("", "share of observations on which an iteration met its tolerance"),
     "slices": Metric("", "number of test slices that a number is over"),
 }

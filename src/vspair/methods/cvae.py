@@ -228,7 +228,8 @@ def train_cvae_network(
     network.to(pick_device(device))
 
     def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
-        return network.loss(*batch, generator)
+        of_y, left = batch
+        return network.loss(of_y, left, generator)
 
     how: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed}
     train_in_budget(network, loss, (seen, residual), batch_size=64, **how)

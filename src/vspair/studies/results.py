@@ -83,13 +83,13 @@ def over_seeds(
     """Return the mean of each metric over seeds, with its standard deviation.
 
     Arguments:
-        found: The metrics of each seed.
+        found: The metrics of each seed; those that the first has count.
         paper: What the paper reports of some of them.
         named: ``model``, ``preset``, and ``condition`` or ``unit`` of the rows.
     """
     rows = []
     for metric in found[0]:
-        values = [each[metric] for each in found]
+        values = [each[metric] for each in found if metric in each]
         spread = statistics.stdev(values) if len(values) > 1 else None
         reported = (paper or {}).get(metric)
         count: dict[str, Any] = {"spread": spread, "seeds": len(values), "paper": reported}

@@ -27,3 +27,6 @@ from vspair.uncertainty.localisation import localisation as localisation
 from vspair.uncertainty.perturbation import DEVIATIONS as DEVIATIONS
 from vspair.uncertainty.perturbation import perturb as perturb
 from vspair.uncertainty.perturbation import traversal as traversal
+from vspair.uncertainty.spans import FEW as FEW
+from vspair.uncertainty.spans import factor_directions as factor_directions
+from vspair.uncertainty.spans import spans as spans

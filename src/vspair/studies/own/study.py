@@ -5,6 +5,9 @@ The paper's problems are made, and settings were chosen on them. Here are sets o
 Beside it stand ridge regression, a plain regression network, the mean of the training unknowns
 and, where x and y have one shape, y itself. These are trained twice: on all pairs, for the
 answer, and on nine tenths of them, for Gaussian residuals, entry by entry, of the last tenth.
+Around the anchor of the default itself stand Gaussian residuals and a dense code, which tell what
+its own code is worth.
+
 Each seed makes its own patches, noise and weights; settings were chosen on seed 0 of the sets,
 which the study leaves out.
 """
@@ -17,13 +20,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from vspair.anchored import AnchoredModel
 from vspair.data import Pairs
 from vspair.datasets.own import SETS, OwnSet, Part, Split, package_versions
 from vspair.errors import VspairError
@@ -43,6 +47,7 @@ from vspair.runs import Groups
 from vspair.studies.answers import Question, digest, library_digest, made_once
 from vspair.studies.jobs import on_one_core_each
 from vspair.studies.own import drawing, tables
+from vspair.studies.own.around import AROUND, Around
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
 
 __all__ = ["ANSWERS", "MADE", "SMOKE", "STUDY", "Case", "Scale", "Timed", "load", "report"]
@@ -118,7 +123,7 @@ class Case:
 
     def name(self, method: str) -> str:
         """Return what the answer of a method in this case is called."""
-        return f"{method}-{self.own.name}-{self.seed}"
+        return f"{method.replace(' + ', '-')}-{self.own.name}-{self.seed}"
 
 
 Work = Workspace[Scale, list[Case]]
@@ -207,13 +212,48 @@ def _fit_defaults(work: Work, split: Split, seed: int) -> Method:
 
 
 def _makers(work: Work, split: Split, seed: int) -> dict[str, Callable[[], Method]]:
-    """Return what makes each method that can answer, by the method's name."""
+    """Return what makes each simple method that can answer, by the method's name."""
     same, dims = len({*split.train.shapes}) == 1, split.train.x.ndim
     names = [n for n in SIMPLE if n not in OF_ONE_SHAPE or (same and dims in OF_ONE_SHAPE[n])]
-    makers: dict[str, Callable[[], Method]] = {
-        name: partial(_with_residuals, name, split.train, work.scale, seed) for name in names
-    }
-    return makers | {tables.OURS: partial(_fit_defaults, work, split, seed)}
+    return {name: partial(_with_residuals, name, split.train, work.scale, seed) for name in names}
+
+
+class Ours:
+    """The defaults of ``fit``, trained when they are first asked for, and what stands around.
+
+    Arguments:
+        make: Calls ``fit``.
+        around: From the trained model to what stands around its anchor.
+    """
+
+    def __init__(
+        self, make: Callable[[], Method], around: Callable[[AnchoredModel], Around]
+    ) -> None:
+        self._make, self._around = make, around
+
+    @cached_property
+    def timed(self) -> Timed:
+        """The trained model, with the seconds of its training alone."""
+        return Timed(self._make)
+
+    @cached_property
+    def around(self) -> Around:
+        """What stands around its anchor; none where it has none."""
+        model = self.timed.method
+        assert isinstance(model, AnchoredModel)
+        return self._around(model)
+
+    def numbers(self, first: bool) -> Groups:
+        """Return the numbers of all test pairs together; the first seed is also taken apart."""
+        row = self.timed.costs()
+        if not first or not isinstance(self.timed.method, AnchoredModel):
+            return {"row": row}
+        return {"row": row | self.around.taken_apart(), "has": {"anchor": 1}}
+
+    def rival(self, name: str) -> Timed:
+        """Return another account of the doubt about the same answer."""
+        self.around.known  # noqa: B018 - not among the seconds of the rival
+        return Timed(partial(AROUND[name], self.around))
 
 
 # -- the stage ------------------------------------------------------------------------------
@@ -223,30 +263,47 @@ def answer(work: Work) -> bool:
     """Ask every method about the test observations of every case, in one process or more."""
     alone, count = dataclasses.replace(work, load=list, jobs=1), min(work.jobs, len(work.data))
     with on_one_core_each(count) if count > 1 else nullcontext(map) as each:
-        found = list(each(partial(_ask_all, alone), work.data))
+        found = list(each(partial(_ask, alone), work.data))
     if any(worked for _, worked in found):
         work.note_work()
     return all(done for done, _ in found)
 
 
-def _ask_all(work: Work, case: Case) -> tuple[bool, bool]:
-    """Keep the answers of all methods in one case; return whether all are there, and any new."""
+def _ask(work: Work, case: Case) -> tuple[bool, bool]:
+    """Ask every method in one case; return whether all answers are there, and any new."""
+    return _ask_all(work, case), work.worked
+
+
+def _ask_all(work: Work, case: Case) -> bool:
+    """Keep the answers of all methods in one case; return whether that is done."""
     split, scale = case.load(), work.scale
     question = Question(split.test, samples=scale.samples, block=BLOCK)
     made_from = digest(library_digest(), split.train.x, split.train.y, scale.seconds, scale.epochs)
-    for name, make in _makers(work, split, case.seed).items():
+
+    def ask(name: str, make: Callable[[], Timed], numbers: Callable[[Timed], Groups]) -> bool:
         work.say(f"{case.own.name}, seed {case.seed}: {name}")
-        method_for = made_once(partial(Timed, make))
-        more = partial(_of_all, method_for, split.test)
-        if not work.answers.ask(case.name(name), method_for, question, made_from, more):
-            return False, work.worked
-    return True, work.worked
+        method_for = made_once(make)
 
+        def more() -> Groups:
+            return numbers(method_for(split.test.y))
 
-def _of_all(method_for: Callable[[torch.Tensor], Timed], test: Pairs) -> Groups:
-    """Return the numbers of all test pairs together, which stand before means of scores."""
-    method = method_for(test.y)
-    return {"row": method.costs() | method.error(test)}
+        return work.answers.ask(case.name(name), method_for, question, made_from, more)
+
+    def simple(method: Timed) -> Groups:
+        return {"row": method.costs() | method.error(split.test)}
+
+    for name, make in _makers(work, split, case.seed).items():
+        if not ask(name, partial(Timed, make), simple):
+            return False
+    how = partial(
+        Around, split=split, seed=case.seed, seconds=scale.seconds, device=str(work.device)
+    )
+    ours = Ours(partial(_fit_defaults, work, split, case.seed), how)
+    if not ask(tables.OURS, lambda: ours.timed, lambda _: ours.numbers(case.seed == 0)):
+        return False
+    if "has" not in work.answers.read(case.name(tables.OURS)):
+        return True  # another seed than the first, or a preset without an anchor
+    return all(ask(name, partial(ours.rival, name), simple) for name in AROUND)
 
 
 # -- the report -----------------------------------------------------------------------------
@@ -267,11 +324,12 @@ def report(work: Work, records: Records, text: str = tables.WORDS.text["report"]
 
 def _kept(work: Work, case: Case) -> dict[str, Groups]:
     """Return the answers of one case by method, of those that can answer it."""
-    names: Iterable[str] = (*SIMPLE, tables.OURS)
+    names: Iterable[str] = (*SIMPLE, tables.OURS, *AROUND)
+    optional = {*OF_ONE_SHAPE, *AROUND}
     return {
         name: work.answers.read(case.name(name))
         for name in names
-        if name not in OF_ONE_SHAPE or work.answers.has(case.name(name))
+        if name not in optional or work.answers.has(case.name(name))
     }
 
 

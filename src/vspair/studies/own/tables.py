@@ -74,7 +74,7 @@ def rows_of(measured: Mapping[str, Sequence[Found]]) -> list[Row]:
     rows = []
     for condition, seeds in measured.items():
         for name in seeds[0]:
-            preset, found = PRESET if name == OURS else "", [each[name] for each in seeds]
+            preset, found = PRESET if name == OURS else "", [m[name] for m in seeds if name in m]
             rows += over_seeds(found, model=name, preset=preset, condition=condition)
     return rows
 
