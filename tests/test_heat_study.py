@@ -259,7 +259,7 @@ def key_of(row: dict[str, Any]) -> tuple[str, float]:
 
 
 def test_the_default_is_added_to_what_is_published(
-    unbroken: Path, tmp_path: Path, expect_kept: Callable[[Path, Path], None]
+    unbroken: Path, tmp_path: Path, expect_kept: Callable[..., None]
 ) -> None:
     """Only the stage of the default was run, at full scale as far as the records say."""
     shutil.copytree(PUBLISHED, tmp_path / "out")

@@ -173,7 +173,7 @@ def only_anchored(done: Path, folder: Path, test: int) -> None:
 
 
 def test_the_default_is_added_to_what_is_published(
-    done: tuple[Path, Path], tmp_path: Path, expect_kept: Callable[[Path, Path], None]
+    done: tuple[Path, Path], tmp_path: Path, expect_kept: Callable[..., None]
 ) -> None:
     folder, out = tmp_path / "runs", tmp_path / "out"
     shutil.copytree(PUBLISHED, out)
