@@ -74,7 +74,8 @@ def _hallucination(part: Part) -> Any:
     """Draw estimates, and by how much each is further from the truth than it says it may be."""
     over = finite(*(values for name, values in part.items() if name.endswith("_excess")))
     scale = ColourScale.spread("error beyond two deviations", over[over > 0], share=0.98)
-    rows = list(_rows(part, {"vspair": "vsPAIR", "dps": "DPS"}, "_excess", scale, _share_beyond))
+    names = {"vspair": "vsPAIR", "anchored": "vsPAIR (anchored)", "dps": "DPS"}
+    rows = list(_rows(part, names, "_excess", scale, _share_beyond))
     if not rows:
         return None
     titles = [f"test {i + 1}" for i in range(len(rows[0].images))]
@@ -177,6 +178,7 @@ _DRAWS: dict[str, tuple[str, Callable[[Part], Any]]] = {
     "perturbation_calibrated": (
         "perturbation_calibrated", partial(_perturbation, preset="calibrated")
     ),
+    "perturbation_anchored": ("perturbation_anchored", partial(_perturbation, preset="anchored")),
     "noise": ("by_noise", _noise),
     "overfitting": ("history", _overfitting),
     "hallucination": ("hallucination", _hallucination),
