@@ -40,7 +40,7 @@ PUBLISHED = Path(__file__).parents[1] / "results" / "ct"
 """Half the resolution takes a quarter of the time."""
 UNDRAWN = replace(STUDY, draw=lambda *_: [])
 FIGURES = {
-    "comparison", "omega", "perturbation_paper", "perturbation_calibrated",
+    "comparison", "comparison_anchored", "omega", "perturbation_paper", "perturbation_calibrated",
     "perturbation_anchored", "noise", "overfitting", "hallucination",
 }  # fmt: skip
 
@@ -270,9 +270,9 @@ def test_the_default_is_what_fit_makes_of_slices_and_their_patients(
     assert (len(data.train), len(pairs)) == (18, 36)
     known: dict[str, Any] = {"groups": np.tile(data.patients, 2), "device": "cpu"}
     for model, first in (("vsPAIR", None), ("vsPAIR with FBP", fbp)):
-        more = {} if first is None else {"first": first(pairs.y)}
+        more: dict[str, Any] = {} if first is None else {"first": first(pairs.y)}
         trained = fit(pairs.x, pairs.y, minutes=0.001, progress=False, **known, **more)
-        asked = {} if first is None else {"first": first(data.test.y)}
+        asked: dict[str, Any] = {} if first is None else {"first": first(data.test.y)}
         answer = trained.posterior(data.test.y, **asked).mean()
         wrong = (answer - data.test.x).square().mean()
         assert found[model, "anchored", "mse_mean", ""] == pytest.approx(float(wrong), rel=1e-3)

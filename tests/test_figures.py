@@ -62,7 +62,7 @@ def published(study: str) -> Groups:
 
 def expected(study: str) -> list[str]:
     """Return the names of the figures; those of the default where its numbers are published."""
-    there = any("anchored" in group for group in published(study))
+    there = any("anchored" in group for group in published(study))  # of all of them, if of one
     return [k for k in drawing(study).CAPTIONS if there or not k.endswith("_anchored")]
 
 

@@ -356,7 +356,8 @@ class Study(Generic[S, D]):
         runs.make_folder(out)
         rows = standing.join_rows(report.rows)
         made = standing.join_made(report.rows, self._origin(records))
-        scale = standing.join_scale(report.scale, records.scale, asdict(recorded))
+        fields = asdict(recorded)  # type: ignore[call-overload]
+        scale = standing.join_scale(report.scale, records.scale, fields)
         scale |= {"data": records.data}
         about = {**joined(made), "versions": made[-1]["versions"], "made": made}
         document = summary(self.name, about, scale, rows)

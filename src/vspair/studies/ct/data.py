@@ -101,7 +101,7 @@ class Scale:
     small: bool = False
     anchored_minutes: float = 60.0
     anchored_copies: int = 4
-    unet_epochs: int = 15
+    unet_epochs: int = 60
 
     def __post_init__(self) -> None:
         for name in ("copies", "anchored_copies", "dps_images", "tv_images"):

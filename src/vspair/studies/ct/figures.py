@@ -16,7 +16,7 @@ __all__ = ["numbers"]
 
 COMPARED = (
     "fbp", "tv", "regression", "vspair_paper", "vspair_calibrated", "dps", "ridge_unet",
-    "vspair_anchored", "vspair_fbp",
+    "fbp_unet", "vspair_anchored", "vspair_fbp",
 )  # fmt: skip
 """The methods of the comparison."""
 
