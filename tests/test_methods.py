@@ -63,6 +63,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "sVAE": lambda: _model("sVAE"),
     "vsPAIR": lambda: _model("vsPAIR"),
     "ridge": lambda: methods.Ridge(*_both(fields(12))),
+    "large ridge": lambda: methods.LargeRidge.fit(*_both(fields(12)))[0],
     "y": methods.AnswerY,
     "mean": lambda: methods.AnswerMean(fields().x),
     "exact": lambda: methods.Tikhonov(HEAT),

@@ -173,15 +173,14 @@ def only_anchored(done: Path, folder: Path, test: int) -> None:
 
 
 def test_the_default_is_added_to_what_is_published(
-    done: tuple[Path, Path], tmp_path: Path, expect_kept: Callable[[Path, Path], None]
+    done: tuple[Path, Path], tmp_path: Path, expect_kept: Callable[..., None]
 ) -> None:
     folder, out = tmp_path / "runs", tmp_path / "out"
     shutil.copytree(PUBLISHED, out)
     only_anchored(done[0], folder, test=6000)
     how: dict[str, Any] = {"out": out, "folder": folder, "only": "report", "device": "cpu"}
     for _ in range(2):  # a second time changes nothing more
-        text = QUIET.reproduce(Scale(), **how)
-        assert text is not None
+        text = str(QUIET.reproduce(Scale(), **how))
         expect_kept(PUBLISHED, out)
     assert "commit 42e946121a2b on NVIDIA H200: trivial-y, trivial-mean, ridge, PAIR, " in text
     assert "54,000 training and 6,000 test pairs of digits made here, 100 epochs" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from vspair.errors import VspairError
 from vspair.methods import Ridge
-from vspair.methods.plain import PlainNetwork, train_plain
+from vspair.methods.plain import Plain, PlainNetwork, train_plain
 from vspair.networks.direct import DirectMap
 from vspair.problems.gaussian import GaussianProblem
 from vspair.training.budget import BudgetTraining, one_cycle, train_in_budget
@@ -187,3 +188,15 @@ def test_bad_input_is_refused() -> None:
     assert plain.n_parameters == sum(p.numel() for p in plain.network.parameters())
     with pytest.raises(VspairError, match=r"y has shape \(60, 2\): expected.*\(B, 4\)"):
         plain(y[:, :2])
+
+
+def test_a_plain_network_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    x, y, held = torch.randn(48, 3), torch.randn(48, 4), (torch.randn(9, 3), torch.randn(9, 4))
+    once = train_plain(x, y, epochs=4, held=held)
+    stopped = train_plain(x, y, epochs=4, held=held, folder=tmp_path, deadline=time.monotonic())
+    assert stopped.network.epochs == 1
+    again = train_plain(x, y, epochs=4, held=held, folder=tmp_path)
+    assert again.network.epochs == 4
+    torch.testing.assert_close(again(y), once(y), rtol=0, atol=0)
+    loaded = Plain(PlainNetwork.load(tmp_path), first=lambda half: 2 * half)
+    torch.testing.assert_close(loaded(y / 2), once(y), rtol=0, atol=0)

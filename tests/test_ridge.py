@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from vspair.anchors import assign_folds
 from vspair.errors import VspairError
+from vspair.methods.large_ridge import LargeRidge
 from vspair.methods.ridge import Ridge
 
 
@@ -89,3 +93,26 @@ def test_mistakes_are_named() -> None:
         Ridge(x[:2], y[:2])
     with pytest.raises(VspairError, match="as many"):
         Ridge(x[:5], y)
+
+
+# -- of large observations --------------------------------------------------------------------
+
+
+def test_large_ridge_is_ridge_with_a_penalty_that_is_chosen_out_of_fold(tmp_path: Path) -> None:
+    x, y, _ = problem(noise=1.0)
+    groups = torch.arange(len(x)) // 4
+    method, answers = LargeRidge.fit(x, y, groups=groups)
+    a, b = method.y_normaliser(y).flatten(1), method.x_normaliser(x).flatten(1)
+    plain = Ridge(b, a, penalties=[float(method.path.penalties)])
+    expected = method.x_normaliser.inverse(plain(a).reshape(x.shape))
+    torch.testing.assert_close(method(y), expected, rtol=1e-4, atol=1e-4)
+    fold = assign_folds(groups, 5, 0)
+    for k in range(5):  # no answer is by a fit to pairs of its own group
+        others = Ridge(b[fold != k], a[fold != k], penalties=[plain.penalty])(a[fold == k])
+        found = method.x_normaliser(answers[fold == k]).flatten(1)
+        torch.testing.assert_close(found, others, rtol=1e-4, atol=1e-4)
+    assert (answers - x).square().mean() > (method(y) - x).square().mean()
+    method.save(tmp_path / "ridge.safetensors")
+    again = LargeRidge.load(tmp_path / "ridge.safetensors")
+    torch.testing.assert_close(again(y), method(y), rtol=0, atol=0)
+    assert again.n_parameters == method.n_parameters == 6 + 20 + 20 * 20 + 20 + 20 * 6

@@ -229,7 +229,7 @@ JOINED = replace(
 )
 
 
-def call(folder: Path, runs: str, only: str, **scale: int) -> str | None:
+def call(folder: Path, runs: str, only: str, **scale: Any) -> str | None:
     how: dict[str, Any] = {"out": folder / "out", "folder": folder / runs, "device": "cpu"}
     return JOINED.reproduce(Scale(**scale), only=only, **how)
 

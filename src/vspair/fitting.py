@@ -176,6 +176,7 @@ def fit(
         config = _complete_config(config, preset, active, pairs, changes)
     if config.model.kind == "anchored":
         wanted = AnchoredFit(config, pairs, given, groups, anchor, first, (held or ())[2:])
+        del pairs  # which are divided by now: sinograms may be too large to be kept twice
         how = (pick_device(device), progress, detailed)
         return wanted.run(out, run, minutes, changes, *how)
     _expect_plain(config, groups=groups, first=first, minutes=minutes, anchor=anchor)

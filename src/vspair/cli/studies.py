@@ -33,8 +33,8 @@ Results = Annotated[
     Path | None,
     typer.Option(
         help="For tables and figures: results/STUDY if not given; results/STUDY-part for less "
-        "than the whole study, of CT results/STUDY-phantoms without real slices and "
-        "results/STUDY-half with --half."
+        "than the whole study, of CT results/STUDY-phantoms without real slices, and with --half "
+        "results/ct-quarter or results/ct-sweeps-half."
     ),
 ]
 Runs = Annotated[
@@ -225,8 +225,8 @@ def ct(
     only: Annotated[
         str,
         typer.Option(
-            help="Some of paper,calibrated,regression,prior,answers,dps,seconds,report with "
-            "commas between them."
+            help="Some of paper,calibrated,regression,prior,answers,dps,simple,anchored,"
+            "anchored_fbp,ridge,fbp_unet,seconds,report with commas between them."
         ),
     ] = "",
     epochs: Annotated[int, typer.Option(min=0, help="Of vsPAIR; 0 as configured.")] = 0,
@@ -237,6 +237,12 @@ def ct(
     ] = 8,
     dps_images: Annotated[int, typer.Option(min=1, help="Test slices for DPS.")] = 16,
     zeta: Annotated[float, typer.Option(min=0, help="DPS's step size.")] = 0.1,
+    half: Annotated[
+        bool, typer.Option("--half", help="Half the resolution and a quarter of the angles.")
+    ] = False,
+    anchored_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Of fit's trainings: 60, with --half 15.")
+    ] = None,
     minutes: Minutes = 0.0,
     device: Device = "auto",
     compile: Compile = False,
@@ -250,10 +256,14 @@ def ct(
     given |= {"regression_epochs": regression_epochs, "dps_images": dps_images, "zeta": zeta}
     refuse_scale_beside_smoke(smoke, given, Scale())
     real = (draw and not smoke) or of_real_slices(data_dir, runs, only)
-    name = ct_name("ct", real, smoke, epochs > 0)
+    name = ct_name("ct" + "-quarter" * half, real, smoke, epochs > 0)
+    scale = SMOKE if smoke else Scale(**given, anchored_minutes=15.0 if half else 60.0)
+    scale = replace(scale, half=half)
+    if anchored_minutes is not None:
+        scale = replace(scale, anchored_minutes=anchored_minutes)
     how: dict[str, Any] = {"data_dir": data_dir, "only": only, "device": device, "show": True}
     how |= {"minutes": minutes, "compile": compile}
-    run_study(STUDY, SMOKE if smoke else Scale(**given), name, out, runs, draw, **how)
+    run_study(STUDY, scale, name, out, runs, draw, **how)
 
 
 @reproduce.command()

@@ -8,6 +8,7 @@ from vspair.methods.fourier import ShiftRidge as ShiftRidge
 from vspair.methods.fourier import Tikhonov as Tikhonov
 from vspair.methods.fourier import Wiener as Wiener
 from vspair.methods.gaussian import GaussianResiduals as GaussianResiduals
+from vspair.methods.large_ridge import LargeRidge as LargeRidge
 from vspair.methods.nppc import Nppc as Nppc
 from vspair.methods.plain import Plain as Plain
 from vspair.methods.point import AnchorAnswer as AnchorAnswer

@@ -11,7 +11,7 @@ mean; for a spread see :class:`vspair.methods.GaussianResiduals`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,17 +51,22 @@ class Plain(PointMethod):
 
     Arguments:
         network: The network.
+        first: From observations to what the network reads, such as the answer of another method;
+            the observations themselves where not given.
     """
 
     name = "plain network"
 
-    def __init__(self, network: PlainNetwork) -> None:
-        self.network = network
+    def __init__(
+        self, network: PlainNetwork, first: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.network, self.first = network, first
         self.n_parameters = sum(p.numel() for p in network.parameters())
 
     @torch.no_grad()
     def __call__(self, y: Tensor) -> Tensor:
         """Return estimates, with shape (B, *x_shape), of observations with shape (B, *y_shape)."""
+        y = y if self.first is None else self.first(y)
         expect_batch("y", y, self.network.y_shape)
         return self.network(y.to(self.network.x_normaliser.mean.device))
 
@@ -74,8 +79,10 @@ def train_plain(
     epochs: int | None = None,
     seed: int = 0,
     device: str = "cpu",
+    held: tuple[Tensor, Tensor] | None = None,
+    **how: Any,
 ) -> Plain:
-    """Return a plain network trained on pairs, of which a tenth chooses the best epoch.
+    """Return a plain network trained on pairs.
 
     Arguments:
         x: Unknowns, with shape (N, *x_shape), N at least 10.
@@ -85,6 +92,11 @@ def train_plain(
             again.
         seed: Fixes first weights, order, and which pairs are held out.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
+        held: Unknowns and observations that choose the best epoch; a tenth of the pairs where not
+            given.
+        how: ``show``, ``folder`` and ``deadline``; see
+            :class:`vspair.training.networks.NetworkTraining`. A training that
+            the deadline has stopped goes on where it is called again.
     """
     x, y = as_pairs(x, y)
     with torch.random.fork_rng(devices=[]):
@@ -99,5 +111,6 @@ def train_plain(
         guess = model.network(model.y_normaliser(seen))
         return (guess - model.x_normaliser(truth)).square().mean()
 
-    train_in_budget(model, loss, (x, y), seconds=seconds, epochs=epochs, seed=seed)
+    given: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed, "held": held}
+    train_in_budget(model, loss, (x, y), **given, **how)
     return Plain(model)

@@ -30,6 +30,9 @@ METHODS = {
     "vsPAIR (paper)": (PRESETS["paper"], "P", "-"),
     "vsPAIR (calibrated)": (PRESETS["calibrated"], "*", "-"),
     "vsPAIR (anchored)": (PRESETS["anchored"], "p", "-"),
+    "vsPAIR with FBP (anchored)": (PRESETS["anchored"], "h", "--"),
+    "ridge + U-Net": (INK, "v", ":"),
+    "FBP + U-Net": (PALETTE[5], "D", ":"),
 }
 """Colour, marker and line of each method."""
 

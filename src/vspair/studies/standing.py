@@ -7,7 +7,7 @@ number stays as it is, and so does the word by which command, commit and machine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,24 @@ class Standing:
         """Return the arrays of all figures; new ones take the place of those that stood."""
         names = dict.fromkeys([*self.numbers, *numbers])
         return {name: {**self.numbers.get(name, {}), **numbers.get(name, {})} for name in names}
+
+    def join_scale(
+        self, scale: Mapping[str, Any], recorded: Container[str], fields: Container[str]
+    ) -> dict[str, Any]:
+        """Return what is said of the scale of all rows.
+
+        Arguments:
+            scale: What is said of that of the new rows.
+            recorded: The settings that these depend on.
+            fields: All settings: where new rows do not depend on one, it is of those that stand.
+        """
+        stands = {
+            k: v
+            for k, v in self.scale.items()
+            if k not in scale or (k in fields and k not in recorded)
+        }
+        whole = self.scale.get("paper_scale", True) and scale.get("paper_scale", False)
+        return {**scale, **stands} | ({"paper_scale": whole} if "paper_scale" in scale else {})
 
     def join_made(self, rows: Sequence[Row], made: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return how all rows were made, the new ones last."""

@@ -11,12 +11,11 @@ made to the results that stand (:mod:`vspair.studies.standing`).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -349,7 +348,7 @@ class Study(Generic[S, D]):
                 f"In {workspace.folder}, {' and '.join(stale)} did not come to an end, or is "
                 f"older than what it reads. Run it again: --only {','.join(stale)},report."
             )
-        recorded = dataclasses.replace(workspace.scale, **records.scale)  # type: ignore[type-var]
+        recorded = replace(workspace.scale, **records.scale)  # type: ignore[type-var]
         workspace.scale = recorded
         standing, report = self._standing(workspace, out), self.report(workspace, records)
         if not report.rows:
@@ -357,10 +356,9 @@ class Study(Generic[S, D]):
         runs.make_folder(out)
         rows = standing.join_rows(report.rows)
         made = standing.join_made(report.rows, self._origin(records))
-        earlier = {
-            k: v for k, v in standing.scale.items() if k not in {**records.scale, **records.data}
-        }
-        scale = {**report.scale, **earlier, "data": records.data}
+        fields = asdict(recorded)  # type: ignore[call-overload]
+        scale = standing.join_scale(report.scale, records.scale, fields)
+        scale |= {"data": records.data}
         about = {**joined(made), "versions": made[-1]["versions"], "made": made}
         document = summary(self.name, about, scale, rows)
         runs.write_text(out / SUMMARY, json.dumps(document, indent=1) + "\n")

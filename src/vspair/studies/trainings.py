@@ -17,7 +17,7 @@ from vspair.studies.study import Workspace
 from vspair.training.side_by_side import MOST_LANES, train_side_by_side
 from vspair.training.trainer import Trainer
 
-__all__ = ["load_trained", "train_all", "train_anchored", "weights_digest"]
+__all__ = ["has_ended", "load_trained", "train_all", "train_anchored", "weights_digest"]
 
 
 def train_all(
@@ -77,18 +77,24 @@ def train_anchored(
     Returns:
         Whether it is trained to its end.
     """
-    folder = work.folder / name
-    begun = folder.exists()
-    if begun and runs.Run(folder).verdict() is not None:
+    if has_ended(work, name):
         return True
     if work.late():
         return False
     work.note_work()
+    folder = work.folder / name
+    begun = folder.exists()
     new: dict[str, Any] = {"minutes": minutes, "seed": seed}
     how: dict[str, Any] = {"resume": True} if begun else new
     how |= {"out": folder, "device": str(work.device), "progress": work.show}
     fit(pairs.x, pairs.y, **how, **known)
     return True
+
+
+def has_ended(work: Workspace[Any, Any], name: str) -> bool:
+    """Return whether a training by ``fit`` has come to its end."""
+    folder = work.folder / name
+    return folder.exists() and runs.Run(folder).verdict() is not None
 
 
 def load_trained(work: Workspace[Any, Any], name: str) -> InverseModel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -56,6 +57,7 @@ class BudgetTraining(NetworkTraining):
         seconds: The time, which then sets the step size too; the last epoch may be cut short.
             Without it the epochs do, and a training can be had again to the same bits.
         decay: AdamW's decay of the weights.
+        where: ``folder`` and ``deadline`` of a training that is to be continued.
     """
 
     def __init__(
@@ -68,8 +70,9 @@ class BudgetTraining(NetworkTraining):
         held: tuple[Tensor, ...] | None = None,
         seconds: float | None = None,
         decay: float = 0.01,
+        **where: Any,
     ) -> None:
-        super().__init__(model, loss, data, plan, held=held, decay=decay)
+        super().__init__(model, loss, data, plan, held=held, decay=decay, **where)
         self.seconds = seconds
 
     @property
@@ -108,8 +111,11 @@ def train_in_budget(
     seed: int,
     batch_size: int = 32,
     learning_rate: float = 2e-3,
+    held: tuple[Tensor, ...] | None = None,
+    show: bool = False,
+    **where: Any,
 ) -> None:
-    """Train a model on nine tenths of the data and keep the epoch that the tenth finds best.
+    """Train a model and keep the epoch that held-out data find best.
 
     Arguments:
         model: The model, on the device to train on.
@@ -120,6 +126,9 @@ def train_in_budget(
         seed: Fixes the tenth and the orders.
         batch_size: The data in a step.
         learning_rate: The largest step size.
+        held: The held-out data; a tenth of the others where not given.
+        show: Whether to show a progress bar.
+        where: ``folder`` and ``deadline``; see :class:`NetworkTraining`.
     """
     if len(data[0]) < _LEAST:
         raise VspairError(
@@ -129,14 +138,10 @@ def train_in_budget(
         raise VspairError(
             f"seconds = {seconds}: expected a time above 0, or a number of epochs instead."
         )
-    train, held = split(len(data[0]), _HELD, seed)
+    if held is None:
+        train, rest = split(len(data[0]), _HELD, seed)
+        data, held = tuple(t[train] for t in data), tuple(t[rest] for t in data)
     limit = _FOREVER if epochs is None else epochs
     plan = Plan(limit, batch_size, learning_rate, 0.0, "best", seed=seed)
-    BudgetTraining(
-        model,
-        loss,
-        tuple(t[train] for t in data),
-        plan,
-        held=tuple(t[held] for t in data),
-        seconds=seconds if epochs is None else None,
-    ).train(show=False)
+    time = seconds if epochs is None else None
+    BudgetTraining(model, loss, data, plan, held=held, seconds=time, **where).train(show)

@@ -18,11 +18,13 @@ A weight of 0.01 in half sides, pixels of side 2/88, is 19.36 in pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from vspair.datasets.lodopab import PAPER_TEST, PAPER_TRAIN, load_slices, split_patients
@@ -74,6 +76,11 @@ class Scale:
         tv_iterations: The most iterations of TV-ADMM.
         half: Whether slices have half the resolution (:data:`HALF`), as appendix B may.
         small: Whether networks are tiny, to see that everything runs.
+        anchored_minutes: How long ``fit`` is told that a training of the preset ``anchored`` may
+            take.
+        anchored_copies: How often each training slice is there for that preset, for ridge, and
+            for the networks that read ridge or FBP.
+        unet_epochs: Passes of these networks over those pairs.
     """
 
     train: int = PAPER_TRAIN
@@ -92,9 +99,12 @@ class Scale:
     tv_iterations: int = 1000
     half: bool = False
     small: bool = False
+    anchored_minutes: float = 60.0
+    anchored_copies: int = 4
+    unet_epochs: int = 60
 
     def __post_init__(self) -> None:
-        for name in ("copies", "dps_images", "tv_images"):
+        for name in ("copies", "anchored_copies", "dps_images", "tv_images"):
             if getattr(self, name) < 1:
                 raise VspairError(f"{name} = {getattr(self, name)}: expected 1 or more.")
         if self.samples < 2 or self.trajectories < 2:
@@ -112,6 +122,7 @@ class Scale:
 SMOKE = Scale(
     train=24, test=12, samples=6, epochs=2, copies=1, regression_epochs=1, prior_epochs=1,
     dps_images=4, trajectories=2, steps=4, tv_images=4, tv_iterations=2, small=True,
+    anchored_minutes=0.001, anchored_copies=2, unet_epochs=1,
 )  # fmt: skip
 
 
@@ -120,25 +131,35 @@ class CtData:
     """Pairs to train on, to choose by and to test on, of different patients.
 
     Arguments:
-        train: Pairs as they are, and behind them pairs of moved copies.
+        plain: Training pairs as they are.
         held: Pairs of the held-out patients.
         test: Test pairs.
         problem: The ray transform and the noise.
-        originals: How many of the training pairs are as they are.
+        patients: The patient of each of the training pairs as they are, with shape (N,).
+        copies: How often each training slice is there in ``train``.
         about: What is published of the data.
     """
 
-    train: CtPairs
+    plain: CtPairs
     held: CtPairs
     test: CtPairs
     problem: CtProblem
-    originals: int
+    patients: NDArray[Any]
+    copies: int
     about: dict[str, Any]
 
-    @property
-    def plain(self) -> CtPairs:
-        """The training pairs as they are, without moved copies."""
-        return self.train[: self.originals]
+    @cached_property
+    def train(self) -> CtPairs:
+        """Training pairs as they are, and behind them pairs of moved copies."""
+        return self.with_copies(self.copies)
+
+    def with_copies(self, copies: int) -> CtPairs:
+        """Return training pairs with so many of each slice, one of them as it is."""
+        if copies == 1:
+            return self.plain
+        # With seeds of their own, so that they change nothing of the others.
+        moved = moved_copies(self.plain.x, copies - 1, Generator().manual_seed(3))
+        return self.plain.followed_by(self.problem.pairs(moved, seed=4))
 
 
 def load(scale: Scale, data_dir: str | Path | None = None) -> CtData:
@@ -161,10 +182,7 @@ def load(scale: Scale, data_dir: str | Path | None = None) -> CtData:
         coarsen(part.x, GEOMETRY.shape[0] // size, size) for part in (slices.train, slices.test)
     )
     rows, held_rows = split_patients(slices.train.patient)
-    train = problem.pairs(train_x[rows], seed=0)
-    if scale.copies > 1:  # with a seed of their own, so that they change nothing of the others
-        moved = moved_copies(train.x, scale.copies - 1, Generator().manual_seed(3))
-        train = train.followed_by(problem.pairs(moved, seed=4))
+    plain = problem.pairs(train_x[rows], seed=0)
     held, test = problem.pairs(train_x[held_rows], seed=1), problem.pairs(test_x, seed=2)
     patients = slices.train.patient[rows], slices.train.patient[held_rows], slices.test.patient
     names = ("train", "validation", "test")
@@ -172,9 +190,9 @@ def load(scale: Scale, data_dir: str | Path | None = None) -> CtData:
         "slices": dict(zip(names, (len(rows), len(held), len(test)), strict=True)),
         "patients": dict(zip(names, (len(np.unique(p)) for p in patients), strict=True)),
         "phantoms": slices.source == "phantoms",
-        "mean_sinogram": _mean(train[: len(rows)].y, test.y),
+        "mean_sinogram": _mean(plain.y, test.y),
     }
-    return CtData(train, held, test, problem, len(rows), about)
+    return CtData(plain, held, test, problem, np.asarray(patients[0]), scale.copies, about)
 
 
 def _mean(*parts: Tensor) -> list[float]:

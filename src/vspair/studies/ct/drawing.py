@@ -7,7 +7,7 @@ is up, as in the arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,8 @@ __all__ = ["CAPTIONS", "draw_all"]
 Part = Mapping[str, Any]
 
 METHODS = read_words("ct").names
+ADDED = ("ridge_unet", "fbp_unet", "vspair_anchored", "vspair_fbp")
+"""The methods of a comparison of their own: with all of them a sheet would be too long."""
 LOSSES = {
     "train": ("training", figures.GREY, "--"),
     "validation": ("held out", figures.PALETTE[0], "-"),
@@ -55,11 +57,12 @@ def _rows(
             yield ImageRow(label, other, scale, near=near)
 
 
-def _comparison(part: Part) -> Any:
-    """Draw sinograms, truths and every method's answer and deviation; columns by noise."""
-    stds = [values for name, values in part.items() if name.endswith("_std")]
+def _comparison(part: Part, names: Sequence[str]) -> Any:
+    """Draw sinograms, truths and the answer and deviation of methods; columns by noise."""
+    stds = [part[f"{name}_std"] for name in names if f"{name}_std" in part]
     spread = ColourScale.spread("standard deviation", *stds)
-    rows = list(_rows(part, METHODS, "_std", spread, lambda _: "deviation"))
+    labels = {name: METHODS[name] for name in names}
+    rows = list(_rows(part, labels, "_std", spread, lambda _: "deviation"))
     if (seen := part.get("sinogram")) is not None:
         scale = ColourScale.greys("sinogram", np.maximum(seen, 0), seen)
         rows.insert(0, ImageRow("sinogram", seen, scale))
@@ -70,11 +73,19 @@ def _comparison(part: Part) -> Any:
     return image_grid(rows, 0.7333).figure
 
 
+def _comparison_anchored(part: Part) -> Any:
+    """Draw the same of the default of ``fit`` and what stands beside it, if they are there."""
+    if not any(name in part for name in ADDED):
+        return None
+    return _comparison(part, ("regression", *ADDED))
+
+
 def _hallucination(part: Part) -> Any:
     """Draw estimates, and by how much each is further from the truth than it says it may be."""
     over = finite(*(values for name, values in part.items() if name.endswith("_excess")))
     scale = ColourScale.spread("error beyond two deviations", over[over > 0], share=0.98)
-    rows = list(_rows(part, {"vspair": "vsPAIR", "dps": "DPS"}, "_excess", scale, _share_beyond))
+    names = {"vspair": "vsPAIR", "anchored": "vsPAIR (anchored)", "dps": "DPS"}
+    rows = list(_rows(part, names, "_excess", scale, _share_beyond))
     if not rows:
         return None
     titles = [f"test {i + 1}" for i in range(len(rows[0].images))]
@@ -171,12 +182,16 @@ CAPTIONS = read_words("ct").captions
 """What each figure shows, by its file name."""
 
 _DRAWS: dict[str, tuple[str, Callable[[Part], Any]]] = {
-    "comparison": ("comparison", _comparison),
+    "comparison": (
+        "comparison", partial(_comparison, names=[name for name in METHODS if name not in ADDED])
+    ),
+    "comparison_anchored": ("comparison", _comparison_anchored),
     "omega": ("omega", _omega),
     "perturbation_paper": ("perturbation_paper", partial(_perturbation, preset="paper")),
     "perturbation_calibrated": (
         "perturbation_calibrated", partial(_perturbation, preset="calibrated")
     ),
+    "perturbation_anchored": ("perturbation_anchored", partial(_perturbation, preset="anchored")),
     "noise": ("by_noise", _noise),
     "overfitting": ("history", _overfitting),
     "hallucination": ("hallucination", _hallucination),

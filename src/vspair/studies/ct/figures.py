@@ -14,7 +14,10 @@ from vspair.studies.ct.methods import PRESETS
 
 __all__ = ["numbers"]
 
-COMPARED = ("fbp", "tv", "regression", "vspair_paper", "vspair_calibrated", "dps")
+COMPARED = (
+    "fbp", "tv", "regression", "vspair_paper", "vspair_calibrated", "dps", "ridge_unet",
+    "fbp_unet", "vspair_anchored", "vspair_fbp",
+)  # fmt: skip
 """The methods of the comparison."""
 
 _COLUMNS = 7
@@ -49,6 +52,7 @@ def _hallucinated(answers: Mapping[str, Groups]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     ours = [f"vspair_{preset}" for preset in reversed(PRESETS)]
     there = {"vspair": next((name for name in ours if name in answers), ""), "dps": "dps"}
+    there["anchored"] = "vspair_anchored"
     for name, method in there.items():
         if method not in answers:
             continue
@@ -82,11 +86,12 @@ def numbers(answers: Mapping[str, Groups], by_noise: Mapping[str, Any]) -> Group
         "omega": {},
         "history": {},
     }
-    for preset in PRESETS:
+    for preset in (*PRESETS, "anchored"):
         if part := answers.get(f"vspair_{preset}"):
             found["omega"][preset] = part["omega"]["values"].astype(np.float16)
             found[f"perturbation_{preset}"] = part["perturbation"]
-            found["history"] |= {f"{preset}_{k}": v for k, v in part["history"].items()}
+            history = part.get("history", {})
+            found["history"] |= {f"{preset}_{k}": v for k, v in history.items()}
     return {
         group: {name: _rounded(v) if v.ndim > 2 else v for name, v in part.items()}
         for group, part in found.items()

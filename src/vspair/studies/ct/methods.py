@@ -39,9 +39,9 @@ from vspair.training.side_by_side import train_side_by_side
 from vspair.training.trainer import Trainer
 
 __all__ = [
-    "PRESETS", "WEIGHTS", "Asked", "Bench", "KeptSamples", "all_methods", "choose_weights",
-    "config_of", "dps_samples", "load_prior", "simple_methods", "start_preset",
-    "train_preset", "train_unet",
+    "PRESETS", "WEIGHTS", "Asked", "Bench", "KeptSamples", "all_methods", "back_projected",
+    "choose_weights", "config_of", "dps_samples", "is_trained", "load_prior", "simple_methods",
+    "start_preset", "train_preset", "train_unet",
 ]  # fmt: skip
 
 Bench = Workspace[Scale, CtData]
@@ -123,7 +123,7 @@ def _load_preset(bench: Bench, preset: str) -> InverseModel:
     The averages of batch norm are measured at the end of a training; of one that was stopped
     before, they are measured here.
     """
-    if not _is_trained(bench.folder / preset):
+    if not is_trained(bench.folder / preset):
         config, geometry = config_of(preset, bench.scale), bench.scale.geometry
         model = build(config.model, geometry.shape, geometry.sinogram_shape)
         return model.to(bench.device).eval()
@@ -138,7 +138,7 @@ def _load_preset(bench: Bench, preset: str) -> InverseModel:
 # -- U-Nets ---------------------------------------------------------------------------------
 
 
-def _is_trained(folder: Path) -> bool:
+def is_trained(folder: Path) -> bool:
     """Return whether a training has come to the end of an epoch and left weights."""
     return all((folder / name).is_file() for name in ("weights.safetensors", "metrics.jsonl"))
 
@@ -152,7 +152,7 @@ def train_unet(bench: Bench, name: str) -> bool:
     folder = bench.folder / name
     planned = getattr(bench.scale, f"{name}_epochs")
     epochs = _over_copies(planned, bench.scale.copies)
-    if _is_trained(folder):
+    if is_trained(folder):
         _, header = runs.read_tensors(folder / "weights.safetensors")
         if header["epoch"] >= epochs:
             return True
@@ -170,13 +170,13 @@ def train_unet(bench: Bench, name: str) -> bool:
     if name == "prior":
         network = train_prior(train.x, plan, held=held.x, **how)
     else:
-        first, held_first = (_back_projected(bench, part.y) for part in (train, held))
+        first, held_first = (back_projected(bench, part.y) for part in (train, held))
         network = train_regression(first, train.x, plan, held=(held_first, held.x), **how)
     return network.epochs == epochs
 
 
-def _back_projected(bench: Bench, y: Tensor) -> Tensor:
-    """Return what the regression is trained to improve, on the CPU, with shape (N, R, C)."""
+def back_projected(bench: Bench, y: Tensor) -> Tensor:
+    """Return FBP of sinograms, which networks are trained to improve, on the CPU, (N, R, C)."""
     fbp = Fbp(bench.scale.geometry)
     return torch.cat([fbp(part.to(bench.device)).cpu() for part in y.split(256)])
 
@@ -184,7 +184,7 @@ def _back_projected(bench: Bench, y: Tensor) -> Tensor:
 def _load_unet(bench: Bench, kind: type[T]) -> T:
     """Return a U-Net as far as it is trained; untrained where it is not."""
     folder = bench.folder / kind.__name__.lower()
-    if _is_trained(folder):
+    if is_trained(folder):
         return kind.load(folder, str(bench.device))
     network = kind(bench.scale.geometry.shape, _widths(bench.scale))  # type: ignore[call-arg, arg-type]
     return network.to(bench.device).eval()
@@ -246,7 +246,7 @@ def all_methods(bench: Bench, untrained: bool = False) -> dict[str, Asked] | Non
     }
     for name, load in networks.items():
         folder = bench.folder / name.removeprefix("vspair_")
-        if untrained or _is_trained(folder):
+        if untrained or is_trained(folder):
             found[name] = Asked(_logged(folder), made_once(load))
     return found
 
@@ -321,7 +321,7 @@ def dps_samples(bench: Bench, rows: Tensor) -> tuple[str, Tensor, int] | None:
         of the prior's parameters; nothing where time runs out.
     """
     folder, scale, test = bench.folder / "prior", bench.scale, bench.data.test
-    if not _is_trained(folder):
+    if not is_trained(folder):
         raise VspairError(f"There is no prior in {folder}. Train it first: --only prior.")
     prior = load_prior(bench)
     how: dict[str, Any] = {"trajectories": scale.trajectories, "steps": scale.steps}

@@ -1,13 +1,14 @@
 """The report of the CT study: rows, tables and words.
 
-All of it is made from the answers that the stages kept. What a stage that was not run would have
-made is left out.
+All of it is made from the answers that the stages kept, and tables and words also of the rows that
+stand beside them. What a stage that was not run would have made is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from vspair.errors import VspairError
 from vspair.report.tables import Table
 from vspair.runs import Groups
 from vspair.studies.answers import Answers
+from vspair.studies.ct.anchored import ADDED
 from vspair.studies.ct.data import Scale, bin_edges, bin_of
 from vspair.studies.ct.figures import numbers
 from vspair.studies.ct.methods import WEIGHTS, Bench
@@ -36,8 +38,17 @@ NAMES = {
     "vspair_paper": ("vsPAIR", "paper"),
     "vspair_calibrated": ("vsPAIR", "calibrated"),
     "dps": ("DPS", ""),
+    "ridge": ("ridge", ""),
+    "ridge_unet": ("ridge + U-Net", ""),
+    "fbp_unet": ("FBP + U-Net", ""),
+    "vspair_anchored": ("vsPAIR", "anchored"),
+    "vspair_fbp": ("vsPAIR with FBP", "anchored"),
 }
 """The methods by their answers, with the model and preset of their rows."""
+
+_ADDED = {own for name, own in NAMES.items() if name in ADDED}
+_COPIED = {NAMES[name] for name in ("regression", "vspair_calibrated", "dps")}
+"""The methods whose training slices are there several times, ``anchored_copies`` or ``copies``."""
 
 WORDS = read_words("ct")
 PAPER, TABLES = WORDS.paper["vsPAIR"], WORDS.tables
@@ -194,18 +205,18 @@ def _errors_by_noise(rows: Sequence[Row], noise: float) -> dict[str, Any]:
 # -- words ----------------------------------------------------------------------------------
 
 
-def _weights(answers: Mapping[str, Groups], noise: float) -> str:
+def _weights(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """Say which weights TV-ADMM was given, and how often it came to its end."""
-    if "tv" not in answers:
+    met = next((r.value for r in rows if (r.model, r.metric) == ("TV-ADMM", "converged")), None)
+    if met is None or "tv_weights" not in about:
         return ""
-    chosen, ends = answers["tv-choice"]["choice"]["weight"], pairwise(bin_edges(noise))
+    ends = pairwise(bin_edges(about["noise"]))
     found = [
         WORDS.text["tv_weight"].format(weight=weight, low=low, high=high)
-        for weight, (low, high) in zip(chosen, ends, strict=True)
+        for weight, (low, high) in zip(about["tv_weights"], ends, strict=True)
     ]
-    part = _mean(answers["tv"]["scores"]["converged"])
-    met = WORDS.text["tv_all" if part == 1 else "tv_some"].format(share=100 * part)
-    return WORDS.text["tv"].format(weights=WEIGHTS, chosen=", ".join(found), met=met)
+    words = WORDS.text["tv_all" if met == 1 else "tv_some"].format(share=100 * met)
+    return WORDS.text["tv"].format(weights=WEIGHTS, chosen=", ".join(found), met=words)
 
 
 def _inside(samples: int) -> float:
@@ -216,11 +227,12 @@ def _inside(samples: int) -> float:
     return min(0.9, (samples - 1) / (samples + 1))
 
 
-def _compared(scale: Scale, few: int) -> str:
-    """Say what the comparison shows, of DPS on a few slices."""
-    inside = [100 * _inside(n) for n in (scale.samples, scale.trajectories)]
-    return WORDS.text["compared"].format(
-        **asdict(scale), inside=inside[0], dps_inside=inside[1], few=few,
+def _compared(about: Mapping[str, Any], few: int, dps: bool) -> str:
+    """Say what the comparison shows; DPS, if it is there, answers a few slices."""
+    counts = ("samples", "trajectories") if dps else ("samples",)
+    inside = [100 * _inside(about[kind]) for kind in counts]
+    return WORDS.text["compared" if dps else "compared_without_dps"].format(
+        **about, inside=inside[0], dps_inside=inside[-1], few=few,
         range=WORDS.text["range"] if min(inside) < 90 else "",
     )  # fmt: skip
 
@@ -241,41 +253,49 @@ def sizes(about: Mapping[str, Any]) -> str:
     return WORDS.text["sizes"].format(kind=kind, parts=", ".join(parts))
 
 
-def _text(
-    answers: Mapping[str, Groups], rows: list[Row], about: Mapping[str, Any], scale: Scale
-) -> str:
-    """Return all tables with their captions, as Markdown."""
-    few = len(answers["test"]["shown"]["index"])
-    head = WORDS.text["head"].format(sizes=sizes(about), noise=100 * scale.noise)
-    copies = WORDS.text["copies"].format(copies=scale.copies) if scale.copies > 1 else ""
+def _text(few: int, rows: Sequence[Row], about: Mapping[str, Any]) -> str:
+    """Return all tables with their captions, as Markdown.
+
+    Arguments:
+        few: How many test slices are shown, and answered by DPS.
+        rows: Every number.
+        about: How much was computed, as ``summary.json`` has it.
+    """
+    data, there = about["data"], {(row.model, row.preset) for row in rows}
+    head = WORDS.text["head"].format(sizes=sizes(data), noise=100 * about["noise"])
+    copied = about["copies"] > 1 and there & _COPIED
+    copies = WORDS.text["copies"].format(**about) if copied else ""
+    added = WORDS.text["added"].format(**about) if there & _ADDED else ""
+    dps = NAMES["dps"] in there
     parts = [
         f"{head} {copies}".strip(),
-        sources(about["phantoms"], scale.half),
+        sources(data["phantoms"], about.get("half", False)),
+        added,
         "## All methods",
         _comparison(rows).markdown(),
-        f"{_compared(scale, few)} {_weights(answers, scale.noise)}".strip(),
+        f"{_compared(about, few, dps)} {_weights(rows, about)}".strip(),
         WORDS.text["bold"],
     ]
     for metric, words in _BY_NOISE.items():
         parts += [f"### {words} by noise level", by_noise(rows, metric).markdown()]
-    if "dps" in answers:
+    if dps:
         on_dps = by_noise(rows, "mse_mean", on_dps=True)
         parts += ["### MSE by noise level, on DPS's slices", on_dps.markdown()]
-    ours = [row for row in rows if row.model == "vsPAIR" and not row.condition]
+    ours = [row for row in rows if row.preset and not row.condition]
     for title, metrics in TABLES.items() if ours else ():
         parts += [f"## {title}", table_of(ours, metrics).markdown()]
-    return "\n\n".join([*parts, WORDS.text["remarks"]])
+    return "\n\n".join(filter(None, [*parts, WORDS.text["remarks"]]))
 
 
 def report(bench: Bench, records: Records) -> Report:
     """Return what is published, from the answers that are there."""
     answers, scale = _gather(bench.answers), bench.scale
     rows = collect(answers, scale)
-    made = {
-        name: {k: record[k] for k in ("commits", "machines")}
-        for name, record in records.stages.items()
-    }
     whole = scale == Scale() and not records.data["phantoms"]
-    about = asdict(scale) | {"paper_scale": whole, "made": made}
-    text = _text(answers, rows, records.data, scale)
-    return Report(rows, text, numbers(answers, _errors_by_noise(rows, scale.noise)), about)
+    about = asdict(scale) | {"paper_scale": whole}
+    if "tv-choice" in answers:
+        weights = answers["tv-choice"]["choice"]["weight"]
+        about["tv_weights"] = [float(f"{weight:g}") for weight in weights]
+    few = len(answers["test"]["shown"]["index"])
+    found = numbers(answers, _errors_by_noise(rows, scale.noise))
+    return Report(rows, partial(_text, few), found, about)
