@@ -15,6 +15,8 @@ from vspair.errors import VspairError
 from vspair.studies.answers import Question, digest
 from vspair.studies.results import Row, metrics_of, over_seeds
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
+from vspair.studies.trainings import has_ended, train_anchored, weights_digest
+from vspair.training.doubt import GrainStage
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,38 @@ def test_records_of_an_earlier_version_ask_for_another_run(run: Run, tmp_path: P
     with pytest.raises(VspairError, match="answers did not come to an end"):
         run(only="report")
     assert run() is not None
+
+
+# -- trainings by fit ------------------------------------------------------------------------
+
+
+def test_a_training_by_fit_begins_in_time_and_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(60, 3)
+    pairs, groups = Pairs(x, x @ torch.randn(3, 4)), torch.arange(60) // 3
+    work = Work(Scale(), lambda: 0, tmp_path, torch.device("cpu"))
+
+    def train(name: str) -> bool:
+        return train_anchored(work, name, pairs, minutes=0.001, seed=0, groups=groups)
+
+    late = replace(work, deadline=0.0)
+    assert not train_anchored(late, "once", pairs, minutes=0.001, seed=0)
+    assert not (tmp_path / "once").exists()
+    assert train("once")
+    with monkeypatch.context() as patch:
+        patch.setattr(GrainStage, "start", lambda _: 1 / 0)  # in the last of its stages
+        with pytest.raises(ZeroDivisionError):
+            train("twice")
+    assert not has_ended(work, "twice")
+    work.worked = False
+    assert train("twice")
+    assert work.worked
+    assert has_ended(work, "twice")
+    assert weights_digest(work, "twice") == weights_digest(work, "once")
+    work.worked = False
+    assert train("twice")
+    assert not work.worked
 
 
 # -- results that stand ----------------------------------------------------------------------
