@@ -120,6 +120,18 @@ def left_in_doubt(model: AnchoredModel, data: Prepared) -> Doubt:
     return Doubt(model.seen(data.features, added), left * model.shrinkage)
 
 
+def _moments(left: Tensor, said: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means of products (2,) of two corrections with what is left, and (2, 2) of them.
+
+    In units of the mean square of what is left.
+    """
+    rows = [t.flatten().double() for t in (said, step)]
+    size = left.double().square().sum().clamp(min=1e-30)
+    gains = torch.stack([row @ left.flatten().double() for row in rows]) / size
+    products = torch.stack([torch.stack([a @ b for a in rows]) for b in rows]) / size
+    return gains, products
+
+
 def weigh(
     before: float, gains: Tensor, products: Tensor, forced: bool = False
 ) -> tuple[Tensor, float]:
@@ -262,9 +274,8 @@ class AnchoredTraining:
         """
         if not len(model.networks) or not model.anchored.out_of_fold:
             return
-        held = self._held(model)
-        seen, left = held.seen[:, : model.n_features], model.frame.maps(held.residual)
-        each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
+        each, _, _ = self._said_of_held(model)
+        left = model.frame.maps(self._held(model).residual)
         single = (left + model.trust * (each.mean(0) - each)).square().mean()
         ratio = (left.square().mean() / single.clamp(min=1e-30)).sqrt()
         self.say(f"networks: their mean errs {float(ratio):.3g} times as much as each, held out")
@@ -296,36 +307,49 @@ class AnchoredTraining:
     def _trust(self, model: AnchoredModel, networks: _Networks) -> None:
         """Set how far networks and smooth regression are trusted: where errors are least.
 
-        Errors are those of training pairs, each answered by what has not seen it. The mean of
-        networks is smaller than each, by what they disagree in; how much, pairs tell that none
-        has seen. What does not lessen the error by a hundredth is not trusted at all.
+        Errors are, one half each, those of training pairs that were answered by what has not seen
+        them, and those of held-out pairs. The first are many, but speak against networks: these
+        learn what ridge left of other pairs, and ridge knew the pair in question there. The second
+        are few, and one group of them may be of another kind.
         """
-        said, step = say_out_of_fold(model, networks.data), torch.zeros_like(networks.target)
-        if model.made.curve:
-            step = in_parts(model.curve_step, networks.data.features)
-        left = networks.target.flatten(1).double()
-        parts = torch.stack((said, step)).flatten(2).double()
-        products = torch.einsum("ibn,jbn->ij", parts, parts) / left.numel()
-        products[0, 0] *= self._agreement(model)
-        gains = torch.einsum("ibn,bn->i", parts, left) / left.numel()
-        forced = model.anchored.anchor == "network"
-        before = float(left.square().mean())
-        trust, after = weigh(before, gains, products, forced)
-        share = after / max(before, 1e-30)
+        inside, outside = self._inside(model, networks), self._outside(model)
+        gains, products = ((a + b) / 2 for a, b in zip(inside, outside, strict=True))
+        trust, share = weigh(1.0, gains, products, model.anchored.anchor == "network")
         self.say(
-            f"corrections: {share:.3g} times the error before, out of fold; trust in networks "
-            f"{trust[0]:.2g}, in the smooth regression {trust[1]:.2g}"
+            f"corrections: {share:.3g} times the error before; trust in networks {trust[0]:.2g}, "
+            f"in the smooth regression {trust[1]:.2g}"
         )
         model.trust.fill_(float(trust[0]))
         model.curve_trust.fill_(float(trust[1]))
 
-    def _agreement(self, model: AnchoredModel) -> float:
-        """Return how large the mean of networks is beside each, squared, on held-out pairs."""
-        if not len(model.networks):
-            return 1.0
-        seen = self._held(model).seen[:, : model.n_features]
-        each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
-        return float(each.mean(0).square().mean() / each.square().mean().clamp(min=1e-30))
+    def _inside(self, model: AnchoredModel, networks: _Networks) -> tuple[Tensor, Tensor]:
+        """Return the moments of corrections of training pairs, by what has not seen them.
+
+        The mean of networks is smaller than each, by what they disagree in.
+        """
+        said, step = say_out_of_fold(model, networks.data), torch.zeros_like(networks.target)
+        if model.made.curve:
+            step = in_parts(model.curve_step, networks.data.features)
+        gains, products = _moments(networks.target, said, step)
+        each, _, _ = self._said_of_held(model)
+        products[0, 0] *= each.mean(0).square().mean() / each.square().mean().clamp(min=1e-30)
+        return gains, products
+
+    def _outside(self, model: AnchoredModel) -> tuple[Tensor, Tensor]:
+        """Return the moments of corrections of held-out pairs, by the mean of networks."""
+        each, step, left = self._said_of_held(model)
+        return _moments(left, each.mean(0), step)
+
+    def _said_of_held(self, model: AnchoredModel) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what each network says of held-out pairs, the step, and what the base leaves."""
+        held = self._held(model)
+        seen = held.seen[:, : model.n_features]
+        added = in_parts(model.correction, seen)
+        each = torch.zeros_like(added)[None]
+        if len(model.networks):
+            each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
+        step = in_parts(model.curve_step, seen) if model.made.curve else torch.zeros_like(added)
+        return each, step, model.frame.maps(held.residual) + added
 
     @torch.no_grad()
     def _held(self, model: AnchoredModel) -> Doubt:

@@ -43,7 +43,7 @@ KNEE_AT, FALL_UNTIL = 0.3, 0.6
 DRIFT = 0.01
 """The weight of the mean square of gates, which keeps them and their shift where they are."""
 
-SLAB = 0.01
+SLAB = 0.05
 """The weight of the KL of strengths to a standard normal, which fixes their scale."""
 
 
