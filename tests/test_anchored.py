@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.anchored import AnchoredModel, BaseName, Made, decided
+from vspair.anchored import AnchoredModel, decided
+from vspair.anchors import Made
+from vspair.anchors.made import BaseName
 from vspair.codes import Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.evaluation import scores

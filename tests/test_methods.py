@@ -7,7 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from vspair import evaluation, methods
-from vspair.anchored import AnchoredModel, Made
+from vspair.anchored import AnchoredModel
+from vspair.anchors import Made
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.data import Pairs
 from vspair.errors import VspairError

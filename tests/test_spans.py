@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.anchored import AnchoredModel, Made
+from vspair.anchored import AnchoredModel
+from vspair.anchors import Made
 from vspair.codes import Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.errors import VspairError

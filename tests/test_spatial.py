@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from vspair.anchored import AnchoredModel, Made
+from vspair.anchored import AnchoredModel
+from vspair.anchors import Made
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.networks.spatial import (
     Domain,

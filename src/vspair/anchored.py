@@ -17,26 +17,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vspair.anchors import CurvePath, RidgePath, ShiftPath
+from vspair.anchors import CurvePath, Made, RidgePath, ShiftPath
 from vspair.codes import Code, Family, Mixture, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.data import Normaliser, as_array, as_data, expect_batch
 from vspair.errors import VspairError
 from vspair.model import InverseModel, Shape
 from vspair.networks import evaluating
-from vspair.networks.spatial import Domain, Frame, PlaceDecoder, PlaceEncoder, Reader
+from vspair.networks.spatial import Frame, PlaceDecoder, PlaceEncoder, Reader
 from vspair.posterior import LatentPosterior
 
-__all__ = ["AnchoredModel", "BaseName", "First", "Made", "RidgeKind", "as_first"]
+__all__ = ["AnchoredModel", "First", "as_first"]
 
-BaseName = Literal["none", "ridge", "first"]
-RidgeKind = Literal["entries", "toward-y", "shifts"]
 First = Callable[[Tensor], Any]
 """From observations (B, *y_shape) to first guesses (B, *x_shape)."""
 
@@ -54,37 +52,6 @@ DROPOUT = 0.3
 
 LOG_GRAIN = (-8.0, 3.0)
 """The bounds of the logarithm of the grain, beside the constant one."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What was decided by the pairs, and fixes the shapes of all weights.
-
-    Arguments:
-        base: What answers, or is corrected by networks that do.
-        domain: What x is.
-        rank: The directions of the ridge path.
-        penalties: Its penalties.
-        best: Which of them answers best.
-        networks: The networks of the anchor.
-        modes: The codes of a y.
-        first: Whether first guesses are given with y.
-        ridge: What ridge regression learns: ``entries``, each from all others; ``toward-y``, the
-            same of x - y, which where penalties are large answers with y instead of the mean; or
-            ``shifts``, one filter for all places.
-        curve: The directions of a smooth regression beside it, for vectors; 0 where there is none.
-    """
-
-    base: BaseName
-    domain: Domain
-    rank: int
-    penalties: int
-    best: int
-    networks: int
-    modes: int
-    first: bool
-    ridge: RidgeKind = "entries"
-    curve: int = 0
 
 
 def decided(gate: Tensor, shift: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vspair.anchored import AnchoredModel, Made
+from vspair.anchored import AnchoredModel
+from vspair.anchors import Made
 from vspair.config import (
     AnchoredConfig,
     Config,

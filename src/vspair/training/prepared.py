@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vspair.anchored import AnchoredModel, BaseName, Made, RidgeKind
+from vspair.anchored import AnchoredModel
 from vspair.anchors.curves import WIDTHS, CurvePath
 from vspair.anchors.folds import assign_folds
+from vspair.anchors.made import BaseName, Made, RidgeKind
 from vspair.anchors.ridge import LARGEST, RidgePath, ridge_steps
 from vspair.anchors.shifts import ShiftPath
 from vspair.config import Config
