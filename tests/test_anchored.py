@@ -11,9 +11,10 @@ from torch import Generator, Tensor, nn
 from vspair.anchored import AnchoredModel, decided
 from vspair.anchors import Made
 from vspair.anchors.made import BaseName
-from vspair.codes import Mixture, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.evaluation import scores
+from vspair.mixtures import Mixture
 from vspair.networks.spatial import Domain, PlaceDecoder
 from vspair.posterior import LatentPosterior
 from vspair.training.doubt import (

@@ -15,9 +15,10 @@ import vspair
 from vspair import config as configs
 from vspair.anchored import AnchoredModel
 from vspair.anchored_fit import doubt_of_fit, plan_epochs, suggest_kinds
-from vspair.codes import Mixture, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.data import Pairs
 from vspair.errors import VspairError
+from vspair.mixtures import Mixture
 from vspair.posterior import LatentPosterior
 from vspair.runs import Run, describe, read_tensors, write_tensors
 from vspair.training.anchored import AnchoredTraining, _Networks

@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from vspair.codes import (
-    LOG_FLOOR,
-    Factorised,
-    Family,
-    GateName,
-    Mixture,
-    Normal,
-    Point,
-    SpikeSlab,
-)
+from vspair.codes import LOG_FLOOR, Factorised, Family, GateName, Normal, Point, SpikeSlab
+from vspair.mixtures import Mixture
 
 SIZE, DRAWS = 5, 200_000
 GATES: tuple[GateName, ...] = ("sigmoid", "exponential")

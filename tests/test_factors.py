@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.codes import Code, Normal, Point, SpikeSlab, gated
+from vspair.codes import Code, Normal, Point, SpikeSlab
 from vspair.config import ModelConfig
 from vspair.errors import VspairError
 from vspair.factors import Factors, Split, leading_factors, split_variance
+from vspair.mixtures import gated
 from vspair.model import InverseModel, build
 from vspair.networks import NetworkConfig
 from vspair.posterior import LatentPosterior, PointPosterior, SamplePosterior

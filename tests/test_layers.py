@@ -12,6 +12,7 @@ LAYERS = [
     {"errors", "vocabulary"},
     {"data"},
     {"codes"},
+    {"mixtures"},
     {"networks"},
     {"config"},
     {"metrics"},

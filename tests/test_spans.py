@@ -8,10 +8,11 @@ from torch import Generator, Tensor, nn
 
 from vspair.anchored import AnchoredModel
 from vspair.anchors import Made
-from vspair.codes import Mixture, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.errors import VspairError
 from vspair.metrics import pca_share
+from vspair.mixtures import Mixture
 from vspair.networks.spatial import PlaceDecoder
 from vspair.posterior import LatentPosterior
 from vspair.uncertainty import FEW, factor_directions, spans

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from vspair.anchors import CurvePath, Made, RidgePath, ShiftPath
-from vspair.codes import Code, Family, Mixture, SpikeSlab
+from vspair.codes import Code, Family, SpikeSlab
 from vspair.config import AnchoredConfig, ModelConfig
 from vspair.data import Normaliser, as_array, as_data, expect_batch
 from vspair.errors import VspairError
+from vspair.mixtures import Mixture
 from vspair.model import InverseModel, Shape
 from vspair.networks import evaluating
 from vspair.networks.spatial import Frame, PlaceDecoder, PlaceEncoder, Reader

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.anchored import AnchoredModel, as_first
-from vspair.codes import Mixture, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.data import as_data, as_pairs
 from vspair.errors import VspairError
 from vspair.metrics import (
@@ -32,6 +32,7 @@ from vspair.metrics import (
     share_inside,
     ssim,
 )
+from vspair.mixtures import Mixture
 from vspair.model import InverseModel
 from vspair.posterior import LatentPosterior, Method, PointPosterior, Posterior
 from vspair.runs.files import atomically

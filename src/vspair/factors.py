@@ -35,9 +35,10 @@ from typing import Any, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.codes import Code, Mixture, Point, SpikeSlab, gated
+from vspair.codes import Code, Point, SpikeSlab
 from vspair.data import batch_mask
 from vspair.errors import VspairError
+from vspair.mixtures import Mixture, gated
 from vspair.networks import LatentMoves, evaluating
 
 __all__ = ["Factors", "Split", "leading_factors", "moved_latents", "split_variance"]

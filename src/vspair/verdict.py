@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vspair.anchored import AnchoredModel
-from vspair.codes import Mixture, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.data import Pairs
 from vspair.evaluation import score_method
+from vspair.mixtures import Mixture
 
 __all__ = ["Verdict", "judge"]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor
 
-from vspair.codes import Code, Normal, Point, SpikeSlab, gated
+from vspair.codes import Code, Normal, Point, SpikeSlab
 from vspair.factors import Factors, Split, leading_factors, split_variance
 from vspair.metrics import central_interval, check_level
+from vspair.mixtures import gated
 from vspair.networks import evaluating
 from vspair.posterior.base import Posterior, at_least_one
 

@@ -23,8 +23,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vspair.anchored import AnchoredModel
-from vspair.codes import Mixture, SpikeSlab
+from vspair.codes import SpikeSlab
 from vspair.metrics import central_interval
+from vspair.mixtures import Mixture
 
 __all__ = ["CodeStage", "Doubt", "GrainStage", "find_knee", "in_parts", "solve_budget"]
 

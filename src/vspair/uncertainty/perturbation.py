@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from vspair.codes import gated
 from vspair.data import batch_mask
 from vspair.errors import VspairError
 from vspair.factors import moved_latents
+from vspair.mixtures import gated
 from vspair.networks import squared_changes
 from vspair.posterior import LatentPosterior
 
