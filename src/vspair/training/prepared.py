@@ -36,6 +36,9 @@ MOST_CURVED = 256
 """The most entries of an observation for which a smooth relation is tried: distances say little
 about more."""
 
+MANY_PAIRS = 20_000
+"""With more pairs than this, networks alone learn what is not linear."""
+
 LEAST_SIGNAL = 48
 """The entries that a vector must have to be taken for a signal."""
 
@@ -160,17 +163,34 @@ def _best_ridge(
     return min(found, key=lambda each: float(each[3].min()))
 
 
-def _smooth(
-    x: Tensor, y: Tensor, fold: Tensor, out_of_fold: bool
-) -> tuple[CurvePath, Tensor, float]:
-    """Return the best smooth regression, its answers (N, n), and its error out of fold."""
-    x, y = x.flatten(1), y.flatten(1)
-    tried = [fit_ridge(x, y, fold, out_of_fold, width=width) for width in WIDTHS]
+def _choose_base(
+    x: Tensor, guess: Tensor | None, error: float, anchor: str, say: Say
+) -> tuple[BaseName, float]:
+    """Return what networks are to correct, and its error: ridge, guesses if better, or nothing."""
+    size = float(x.double().square().mean())
+    found: tuple[BaseName, float] = ("ridge", error)
+    if guess is not None:
+        wrong = float((guess - x).double().square().mean())
+        say(f"first guesses: leave {100 * wrong / size:.3g} % of the variance")
+        found = ("first", wrong) if wrong < error else found
+    return ("none", size) if anchor == "none" else found
+
+
+def _find_curve(
+    x: Tensor, y: Tensor, fold: Tensor, out_of_fold: bool, error: float, say: Say
+) -> tuple[CurvePath | None, Tensor | None]:
+    """Return the best smooth regression and its answers (N, n), if its error is below another."""
+    flat_x, flat_y = x.flatten(1), y.flatten(1)
+    tried = [fit_ridge(flat_x, flat_y, fold, out_of_fold, width=width) for width in WIDTHS]
     path, answers, errors = min(tried, key=lambda each: float(each[2].min()))
     best = int(errors.argmin())
+    wrong, size = float(errors[best]), float(x.double().square().mean())
+    say(f"smooth regression: leaves {100 * wrong / size:.3g} % of the variance, out of fold")
+    if wrong >= error:
+        return None, None
     path.keep([best])
     assert isinstance(path, CurvePath)
-    return path, answers[:, best], float(errors[best])
+    return path, answers[:, best]
 
 
 def prepare(
@@ -201,19 +221,11 @@ def prepare(
     variance = float(x.double().square().mean())
     words = {"entries": "", "toward-y": ", of x - y", "shifts": ", with all shifts"}[kind]
     say(f"ridge{words}: leaves {100 * error / variance:.3g} % of the variance, out of fold")
-    base: BaseName = "ridge"
-    if guess is not None:
-        wrong = float((guess - x).double().square().mean())
-        say(f"first guesses: leave {100 * wrong / variance:.3g} % of the variance")
-        if wrong < error:
-            base, error = "first", wrong
-    if a.anchor == "none":
-        base, error = "none", float(x.double().square().mean())
-    curve = None
-    if domain == "vector" and a.anchor == "auto" and y[0].numel() <= MOST_CURVED:
-        curve, smooth, wrong = _smooth(x, y.float(), fold, a.out_of_fold)
-        say(f"smooth regression: leaves {100 * wrong / variance:.3g} % of the variance")
-        curve = curve if wrong < error else None
+    base, error = _choose_base(x, guess, error, a.anchor, say)
+    few = len(y) <= MANY_PAIRS and y[0].numel() <= MOST_CURVED
+    curve = smooth = None
+    if domain == "vector" and a.anchor == "auto" and few:
+        curve, smooth = _find_curve(x, y.float(), fold, a.out_of_fold, error, say)
     networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
     rank = len(path.values) if isinstance(path, RidgePath) else 0
     sizes = rank, answers.shape[1], best, networks, modes
@@ -227,7 +239,7 @@ def prepare(
     model.x_normaliser.std.copy_(model.x_scale.std * math.sqrt(max(error, 1e-20)))
     if not model.centred:
         model.x_normaliser.mean.copy_(model.x_scale.mean)
-    stacked = model.stack(answers, guess, None if curve is None else smooth, y.float())
+    stacked = model.stack(answers, guess, smooth, y.float())
     dims = (0, *range(2, stacked.ndim))
     std, mean = torch.std_mean(stacked, dim=dims, keepdim=True)
     model.feature_mean.copy_(mean[0])
