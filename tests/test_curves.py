@@ -1,17 +1,20 @@
 """Ridge regression on random waves, beside the kernel that it stands for."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
 import vspair
+from vspair import config as configs
 from vspair.anchored import AnchoredModel
 from vspair.anchors import CurvePath, assign_folds
+from vspair.data import Pairs
 from vspair.runs import load
-from vspair.training.anchored import weigh
-from vspair.training.prepared import fit_ridge
+from vspair.training.corrections import Corrections, weigh
+from vspair.training.prepared import fit_ridge, prepare
 
 
 def kernel(a: Tensor, b: Tensor, width: float) -> Tensor:
@@ -64,12 +67,52 @@ def test_weights_of_corrections_are_those_of_least_squares() -> None:
     g = Generator().manual_seed(0)
     a, b, noise = torch.randn(3, 4000, generator=g, dtype=torch.float64)
     e = 0.7 * a + 0.2 * b + 0.1 * noise
-    parts = torch.stack((a, b))
-    products, gains = parts @ parts.T / 4000, parts @ e / 4000
-    trust, error = weigh(float(e.square().mean()), gains, products)
+    parts, size = torch.stack((a, b)), e.square().sum()
+    products, gains = parts @ parts.T / size, parts @ e / size
+    trust, error = weigh(gains, products)
     assert trust.tolist() == pytest.approx([0.7, 0.2], abs=0.02)
-    assert error == pytest.approx(float((e - trust @ parts).square().mean()), rel=1e-6)
-    alone, _ = weigh(float(e.square().mean()), gains * torch.tensor([1.0, 0.0]), products)
-    assert alone[1] == 0
-    assert weigh(1.0, gains, products, forced=True)[0].tolist() == [1.0, 0.0]
-    assert weigh(1.0, 0 * gains, products)[0].tolist() == [0.0, 0.0]
+    assert error == pytest.approx(float((e - trust @ parts).square().sum() / size), rel=1e-6)
+    assert weigh(gains, products, forced=True)[0].tolist() == [1.0, 0.0]
+    assert weigh(0 * gains, products)[0].tolist() == [0.0, 0.0]
+
+
+def test_a_weight_at_its_bound_leaves_the_other_free() -> None:
+    """The unbounded optimum has a first weight above 1."""
+    gains, products = torch.tensor([0.30, 0.36]), torch.tensor([[0.15, 0.20], [0.20, 0.60]])
+    trust, error = weigh(gains.double(), products.double())
+    assert trust.tolist() == pytest.approx([1.0, (0.36 - 0.20) / 0.60], abs=0.006)
+    assert error == pytest.approx(0.507, abs=0.002)
+
+
+def test_residuals_shrink_as_errors_of_a_mean_do() -> None:
+    """Networks that err by 1 in common and by 1 each: a mean of five errs by the root of 1.2."""
+    g = Generator().manual_seed(0)
+    found = Corrections.__new__(Corrections)
+    found.model = SimpleNamespace(anchored=SimpleNamespace(out_of_fold=True))  # type: ignore[assignment]
+    found.target = 3 * torch.randn(20000, 2, generator=g)
+    common = found.target + torch.randn(20000, 2, generator=g)
+    each = common + torch.randn(5, 20000, 2, generator=g)
+    found.said, found.step = each[0], torch.zeros(20000, 2)
+    found.agreement = float(each.mean(0).square().mean() / each.square().mean())
+    assert found.shrinkage(1.0, 0.0) == pytest.approx((1.2 / 2) ** 0.5, rel=0.02)
+
+
+def test_a_step_has_the_shape_of_images_without_places() -> None:
+    g = Generator().manual_seed(0)
+    y = torch.randn(100, 3, generator=g)
+    x = torch.sin(y @ torch.randn(3, 64, generator=g)).reshape(100, 8, 8)
+    c = configs.override(configs.preset("anchored"), {"anchored": {"spatial": False}})
+    model, data = prepare(Pairs(x, y), None, torch.arange(100), c, lambda _: None)
+    assert model.made.curve > 0
+    assert model.curve_step(data.features).shape == (100, 64)
+
+
+def test_a_background_does_not_straighten_waves() -> None:
+    """Distances are those of what varies, whatever the scale of y as a whole is."""
+    g = Generator().manual_seed(0)
+    s = torch.randn(200, 1, generator=g)
+    y = s @ torch.randn(1, 64, generator=g) + 20 * torch.randn(64, generator=g)
+    x, fold = torch.sin(2 * s), assign_folds(torch.arange(200), 5, 0)
+    near = fit_ridge(x, y / y.std(), fold, width=1.0)[2].min()
+    far = fit_ridge(x, (y - y.mean(0)) / y.std(0), fold, width=1.0)[2].min()
+    assert float(near) < 1.2 * float(far) < 0.3 * float(x.var())

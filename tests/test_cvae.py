@@ -58,7 +58,6 @@ def test_samples_have_the_covariance_of_residuals() -> None:
     assert float((exact - exact.diagonal().diag()).norm() / exact.norm()) > 0.5
     torch.testing.assert_close(drawn.mean(0), torch.full((8,), 7.0), rtol=0, atol=0.3)
     torch.testing.assert_close(network.grain, grain, rtol=0.2, atol=0.1)
-    print("COV", float(off.norm() / exact.norm()))
 
 
 @torch.no_grad()

@@ -227,8 +227,9 @@ class AnchoredModel(InverseModel):
         """Return the way from the base to the smooth regression, in units of the residual."""
         stacked = features * self.feature_std + self.feature_mean
         at = (self.made.penalties + self.made.first) * self.frame.channels
-        step = stacked[:, at : at + self.frame.channels] - self.base(stacked)
-        return step * (self.x_scale.std / self.x_normaliser.std)
+        step = stacked[:, at : at + self.frame.channels] - self.base(stacked).flatten(1)
+        scale = (self.x_scale.std / self.x_normaliser.std).expand(self.x_shape)
+        return step * scale.reshape(-1)
 
     def normalise_y(self, y: Tensor) -> Tensor:
         """Return normalised observations, in float64 where filters may multiply round-off."""

@@ -1,11 +1,12 @@
 r"""Ridge regression on random waves of y: a smooth relation, in closed form.
 
-.. math:: x \approx W \Bigl( y, \; b \sqrt{2 / D} \cos(\omega_1^\top y + \varphi_1), \dots,
+.. math:: x \approx W \Bigl( y / s, \; b \sqrt{2 / D} \cos(\omega_1^\top y + \varphi_1), \dots,
           b \sqrt{2 / D} \cos(\omega_D^\top y + \varphi_D) \Bigr)
 
-The waves have random directions, of a length that the width b sets, so that penalised least
-squares on them are those of a Gaussian kernel, about; y itself stands beside them (Rahimi and
-Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007).
+with s the root of the summed variances of y. The waves have random directions, of a length that the
+width b sets, so that penalised least squares on them are those of a Gaussian kernel, about; y
+itself stands beside them (Rahimi and Recht, "Random Features for Large-Scale Kernel Machines",
+NeurIPS 2007).
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ class CurvePath(nn.Module):
     waves: Tensor
     phases: Tensor
     width: Tensor
+    size: Tensor
 
     def __init__(self, inputs: int, outputs: int, rank: int, penalties: int) -> None:
         super().__init__()
         self.register_buffer("waves", torch.zeros(inputs, WAVES))
         self.register_buffer("phases", torch.zeros(WAVES))
         self.register_buffer("width", torch.ones(()))
+        self.register_buffer("size", torch.ones(()))
         self.path = RidgePath(inputs + WAVES, outputs, rank, penalties)
 
     @classmethod
@@ -62,7 +65,7 @@ class CurvePath(nn.Module):
 
         Arguments:
             x: Unknowns, with shape (N, n).
-            y: Observations, with shape (N, m), each entry of deviation 1.
+            y: Observations, with shape (N, m).
             penalties: The penalties; chosen by the observations where not given.
             width: The width b of the kernel.
             exact: As of :meth:`RidgePath.fit`.
@@ -70,7 +73,8 @@ class CurvePath(nn.Module):
         found = cls(y.shape[1], x.shape[1], 1, 1)
         chance = Generator().manual_seed(0)
         directions = torch.randn(y.shape[1], WAVES, generator=chance)
-        found.waves.copy_(directions / (width * math.sqrt(2 * y.shape[1])))
+        found.size.copy_(y.std(0).norm().clamp(min=1e-12))
+        found.waves.copy_(directions / (width * math.sqrt(2) * found.size))
         found.phases.copy_(2 * math.pi * torch.rand(WAVES, generator=chance))
         found.width.fill_(width)
         found.path = RidgePath.fit(x, found.lift(y), penalties, exact=exact)
@@ -89,8 +93,7 @@ class CurvePath(nn.Module):
     def lift(self, y: Tensor) -> Tensor:
         """Return observations (B, m) and their waves, side by side, with shape (B, m + D)."""
         waves = torch.cos(y @ self.waves + self.phases)
-        inputs = math.sqrt(y.shape[1])
-        return torch.cat((y / inputs, self.width * math.sqrt(2 / WAVES) * waves), 1)
+        return torch.cat((y / self.size, self.width * math.sqrt(2 / WAVES) * waves), 1)
 
     def forward(self, y: Tensor) -> Tensor:
         """Return the answers to observations (B, m) for each penalty, with shape (B, P, n)."""

@@ -311,7 +311,7 @@ def own(
     only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
     jobs: Annotated[
         int, typer.Option(min=1, help="Cases at a time, each on a core of its own.")
-    ] = 1,
+    ] = 2,
     minutes: Minutes = 0.0,
     device: Device = "auto",
     smoke: Annotated[
@@ -346,7 +346,7 @@ def problems(
     only: Annotated[str, typer.Option(help="Some of answers,report.")] = "",
     jobs: Annotated[
         int, typer.Option(min=1, help="Cases at a time, each on a core of its own.")
-    ] = 1,
+    ] = 2,
     minutes: Minutes = 0.0,
     device: Device = "auto",
     smoke: Annotated[
@@ -440,6 +440,6 @@ def sbibm(
     scale = replace(scale, methods=methods) if methods else scale
     read = (draw and not smoke) or data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
     name = "sbibm" + "-made" * (not read) + "-inside" * inside + "-smoke" * smoke
-    name += f"-{task}" * bool(task)
+    name += f"-{task}" * bool(task) + "-part" * bool(methods)
     how: dict[str, Any] = {"only": only, "minutes": minutes, "device": "cpu", "show": True}
     run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, **how)

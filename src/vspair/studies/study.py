@@ -187,7 +187,7 @@ class Records:
             )
 
     def stale(self, stages: Mapping[str, Stage[Any, Any]]) -> list[str]:
-        """Return the stages that read others and were stopped, or are older than what they read.
+        """Return the stages that were stopped, or are older than what they read.
 
         Their answers would be of two kinds, some of them not of what the records say.
         """
@@ -195,8 +195,8 @@ class Records:
         return [
             name
             for name, record in self.stages.items()
-            if (reads := stages[name].reads)
-            and not (record.get("finished") and all(last.get(r, 0) <= last[name] for r in reads))
+            if not record.get("finished")
+            or not all(last.get(r, 0) <= last[name] for r in stages[name].reads)
         ]
 
     def note(

@@ -24,12 +24,13 @@ from vspair.config import Config, TrainingConfig
 from vspair.data import Pairs
 from vspair.networks import evaluating
 from vspair.runs.files import make_folder, write_text
+from vspair.training.corrections import Corrections, left_in_doubt, maps_of
 from vspair.training.doubt import FALL_UNTIL, CodeStage, Doubt, GrainStage, in_parts
 from vspair.training.loop import Row
 from vspair.training.prepared import Prepared, Say, prepare
 from vspair.training.stage import Stage
 
-__all__ = ["AnchoredTraining", "doubt_again", "left_in_doubt"]
+__all__ = ["AnchoredTraining", "doubt_again"]
 
 NETWORK_CLIP = 0.1
 """The largest norm of the gradient of the anchor's networks: a few pairs with large residuals
@@ -59,7 +60,7 @@ class _Networks:
             return error.square().mean(), {}
 
         def score(_: float) -> dict[str, float]:
-            wrong = in_parts(partial(_maps_of, net), self.data.features[judged])
+            wrong = in_parts(partial(maps_of, net), self.data.features[judged])
             return {"score": float((wrong - self.target[judged]).square().mean())}
 
         return Stage(net, loss, score, rows, self.settings, folder=folder)
@@ -73,7 +74,7 @@ class _Networks:
     def error(self, k: int) -> float:
         """Return the mean squared error of network k on the fold that it has not seen."""
         rows = self.data.fold == k
-        wrong = in_parts(partial(_maps_of, self.model.networks[k]), self.data.features[rows])
+        wrong = in_parts(partial(maps_of, self.model.networks[k]), self.data.features[rows])
         return float((wrong - self.target[rows]).square().mean())
 
 
@@ -85,78 +86,6 @@ def _chance_from(generator: Generator) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(seed))
         yield
-
-
-def _maps_of(net: nn.Module, features: Tensor) -> Tensor:
-    maps: Tensor = net(features)[0]
-    return maps
-
-
-@torch.no_grad()
-def say_out_of_fold(model: AnchoredModel, data: Prepared) -> Tensor:
-    """Return what the network that has not seen it says of each pair; 0 without networks."""
-    said = torch.zeros_like(model.frame.maps(data.residual))
-    for k, net in enumerate(model.networks):
-        rows = data.fold == k
-        said[rows] = in_parts(partial(_maps_of, net), data.features[rows])
-    return said
-
-
-@torch.no_grad()
-def left_in_doubt(model: AnchoredModel, data: Prepared) -> Doubt:
-    """Return what answers leave of the pairs, each answered by what has not seen it.
-
-    Residuals of single networks are as large as those of their mean then.
-    """
-    if not model.corrects:
-        return Doubt(data.features, data.residual)
-    if model.anchored.out_of_fold:
-        added = model.trust * say_out_of_fold(model, data)
-        if model.made.curve:
-            added = added + model.curve_trust * in_parts(model.curve_step, data.features)
-    else:
-        added = in_parts(model.correction, data.features)
-    left = data.residual - added.reshape(data.residual.shape)
-    return Doubt(model.seen(data.features, added), left * model.shrinkage)
-
-
-def _moments(left: Tensor, said: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means of products (2,) of two corrections with what is left, and (2, 2) of them.
-
-    In units of the mean square of what is left.
-    """
-    rows = [t.flatten().double() for t in (said, step)]
-    size = left.double().square().sum().clamp(min=1e-30)
-    gains = torch.stack([row @ left.flatten().double() for row in rows]) / size
-    products = torch.stack([torch.stack([a @ b for a in rows]) for b in rows]) / size
-    return gains, products
-
-
-def weigh(
-    before: float, gains: Tensor, products: Tensor, forced: bool = False
-) -> tuple[Tensor, float]:
-    """Return weights (2,) of two corrections, from 0 to 1, and the error that they leave.
-
-    Arguments:
-        before: The mean square of what is to be corrected, e.
-        gains: The means of e times each correction, with shape (2,).
-        products: The means of products of corrections, with shape (2, 2).
-        forced: Whether the first has weight 1, whatever comes of it.
-    """
-    best, least, error = gains.new_zeros(2), before, before
-    for used in ([0], [1], [0, 1]):
-        own, gain = products[used][:, used], gains[used]
-        if float(torch.linalg.eigvalsh(own)[0]) <= 1e-12 * float(own.trace()):
-            continue
-        weights = torch.zeros_like(gains)
-        weights[used] = torch.linalg.solve(own, gain).clamp(0, 1)
-        after = float(before - 2 * weights @ gains + weights @ products @ weights)
-        if after * 1.01 ** len(used) < least and float(weights[used].min()) > 0:
-            best, least, error = weights, after * 1.01 ** len(used), after
-    if forced:
-        best = gains.new_tensor([1.0, 0.0])
-        error = float(before - 2 * gains[0] + products[0, 0])
-    return best, error
 
 
 def doubt_again(
@@ -252,34 +181,17 @@ class AnchoredTraining:
         networks = _Networks(
             model, data, self._settings(self.epochs, learning_rate=3e-3, clip=NETWORK_CLIP)
         )
-        many = len(model.networks) > 0 and not model.frame.size
-        first = self._choose_dropout(networks, show) if many else 0
+        first = 0 if model.frame.size else self._choose_dropout(networks, show)
         for k in range(first, len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
-        self._trust(model, networks)
-        if len(model.networks) and float(model.trust) == 0:
+        Corrections(model, data, self._held(model), self.held_groups).trust(self.say)
+        if float(model.trust) == 0:
             self.say("networks: no better than what they correct; left out")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.training.seed)
                 model.leave_out_networks()
             model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._set_shrinkage(model)
         return left_in_doubt(model, data)
-
-    @torch.no_grad()
-    def _set_shrinkage(self, model: AnchoredModel) -> None:
-        """Measure how large errors of the mean of networks are beside those of each of them.
-
-        On held-out pairs, which none has seen. Out-of-fold residuals are those of single networks.
-        """
-        if not len(model.networks) or not model.anchored.out_of_fold:
-            return
-        each, _, _ = self._said_of_held(model)
-        left = model.frame.maps(self._held(model).residual)
-        single = (left + model.trust * (each.mean(0) - each)).square().mean()
-        ratio = (left.square().mean() / single.clamp(min=1e-30)).sqrt()
-        self.say(f"networks: their mean errs {float(ratio):.3g} times as much as each, held out")
-        model.shrinkage.copy_(ratio)
 
     def _choose_dropout(self, networks: _Networks, show: bool) -> int:
         """Train the first network with and without dropout, and let all do as the better.
@@ -302,54 +214,6 @@ class AnchoredTraining:
         net.load_state_dict(found[best][1])
         self.say(f"networks: {'with' if best else 'without'} dropout, by the first fold")
         return 1
-
-    @torch.no_grad()
-    def _trust(self, model: AnchoredModel, networks: _Networks) -> None:
-        """Set how far networks and smooth regression are trusted: where errors are least.
-
-        Errors are, one half each, those of training pairs that were answered by what has not seen
-        them, and those of held-out pairs. The first are many, but speak against networks: these
-        learn what ridge left of other pairs, and ridge knew the pair in question there. The second
-        are few, and one group of them may be of another kind.
-        """
-        inside, outside = self._inside(model, networks), self._outside(model)
-        gains, products = ((a + b) / 2 for a, b in zip(inside, outside, strict=True))
-        trust, share = weigh(1.0, gains, products, model.anchored.anchor == "network")
-        self.say(
-            f"corrections: {share:.3g} times the error before; trust in networks {trust[0]:.2g}, "
-            f"in the smooth regression {trust[1]:.2g}"
-        )
-        model.trust.fill_(float(trust[0]))
-        model.curve_trust.fill_(float(trust[1]))
-
-    def _inside(self, model: AnchoredModel, networks: _Networks) -> tuple[Tensor, Tensor]:
-        """Return the moments of corrections of training pairs, by what has not seen them.
-
-        The mean of networks is smaller than each, by what they disagree in.
-        """
-        said, step = say_out_of_fold(model, networks.data), torch.zeros_like(networks.target)
-        if model.made.curve:
-            step = in_parts(model.curve_step, networks.data.features)
-        gains, products = _moments(networks.target, said, step)
-        each, _, _ = self._said_of_held(model)
-        products[0, 0] *= each.mean(0).square().mean() / each.square().mean().clamp(min=1e-30)
-        return gains, products
-
-    def _outside(self, model: AnchoredModel) -> tuple[Tensor, Tensor]:
-        """Return the moments of corrections of held-out pairs, by the mean of networks."""
-        each, step, left = self._said_of_held(model)
-        return _moments(left, each.mean(0), step)
-
-    def _said_of_held(self, model: AnchoredModel) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what each network says of held-out pairs, the step, and what the base leaves."""
-        held = self._held(model)
-        seen = held.seen[:, : model.n_features]
-        added = in_parts(model.correction, seen)
-        each = torch.zeros_like(added)[None]
-        if len(model.networks):
-            each = torch.stack([in_parts(partial(_maps_of, net), seen) for net in model.networks])
-        step = in_parts(model.curve_step, seen) if model.made.curve else torch.zeros_like(added)
-        return each, step, model.frame.maps(held.residual) + added
 
     @torch.no_grad()
     def _held(self, model: AnchoredModel) -> Doubt:

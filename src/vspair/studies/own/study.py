@@ -18,7 +18,6 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -261,12 +260,14 @@ class Ours:
 
 def answer(work: Work) -> bool:
     """Ask every method about the test observations of every case, in one process or more."""
-    alone, count = dataclasses.replace(work, load=list, jobs=1), min(work.jobs, len(work.data))
-    with on_one_core_each(count) if count > 1 else nullcontext(map) as each:
-        found = list(each(partial(_ask, alone), work.data))
-    if any(worked for _, worked in found):
-        work.note_work()
-    return all(done for done, _ in found)
+    alone = dataclasses.replace(work, load=list, jobs=1)
+    with on_one_core_each(min(work.jobs, len(work.data))) as each:
+        for done, worked in each(partial(_ask, alone), work.data):
+            if worked:
+                work.note_work()
+            if not done:
+                return False
+    return True
 
 
 def _ask(work: Work, case: Case) -> tuple[bool, bool]:
