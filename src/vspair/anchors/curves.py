@@ -3,8 +3,8 @@ r"""Ridge regression on random waves of y: a smooth relation, in closed form.
 .. math:: x \approx W \Bigl( y / s, \; b \sqrt{2 / D} \cos(\omega_1^\top y + \varphi_1), \dots,
           b \sqrt{2 / D} \cos(\omega_D^\top y + \varphi_D) \Bigr)
 
-with s the root of the summed variances of y. The waves have random directions, of a length that the
-width b sets, so that penalised least squares on them are those of a Gaussian kernel, about; y
+with s the root of the summed variances of y. The waves have random directions, of a length that
+the width b sets, so that penalised least squares on them are those of a Gaussian kernel, about; y
 itself stands beside them (Rahimi and Recht, "Random Features for Large-Scale Kernel Machines",
 NeurIPS 2007).
 """
