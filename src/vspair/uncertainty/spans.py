@@ -69,13 +69,13 @@ def _orthonormal(vectors: Tensor) -> Tensor:
     return rows[sizes > _LEAST].reshape(-1, *vectors.shape[1:])
 
 
-def _explained(model: AnchoredModel, residual: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what residuals' own codes say of them, and residuals, in units of the residual."""
+def _explained(model: AnchoredModel, residual: Tensor, seen: Tensor) -> Tensor:
+    """Return what residuals' own codes say of them, in the data's units, (B, *x_shape)."""
     with evaluating(model):
-        residual = residual / model.x_normaliser.std
         p = model.read_code(model.code_reader(seen)[1])
-        q = model.encode(residual, seen)
-        return model.x_decoder(q.mean * present(p)) - model.centre(p), residual
+        q = model.encode(residual / model.x_normaliser.std, seen)
+        said = model.x_decoder(q.mean * present(p)) - model.centre(p)
+        return said * model.x_normaliser.std
 
 
 def _fit_share(said: Tensor, residual: Tensor) -> float:
@@ -123,22 +123,22 @@ def spans(
             f"x has shape {tuple(x.shape)}, others {tuple(others.shape)}: expected batches of "
             f"unknowns of shape {model.x_shape}."
         )
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     moved: list[Tensor] = []
     for rows in torch.arange(len(x)).split(_BLOCK):
         given: dict[str, Any] = {} if first is None else {"first": first[rows]}
         answer, seen = model.ask(y[rows], **given)
         residual = x[rows].to(answer) - answer
-        parts.append((residual, *_explained(model, residual, seen)))
+        parts.append((residual, _explained(model, residual, seen)))
         moved += _moved(model.posterior(y[rows], **given))
-    residual, said, own = (torch.cat(each) for each in zip(*parts, strict=True))
+    residual, said = (torch.cat(each) for each in zip(*parts, strict=True))
     every = [_orthonormal(each) for each in moved]
     most = min(len(others), others[0].numel())
     counts = [min(len(each), most) for each in every]
     principal = principal_directions(others.to(residual), min(most, max(FEW, *counts)))
     few = [min(FEW, len(principal))] * len(residual)
     return {
-        "explained": _fit_share(said, own),
+        "explained": _fit_share(said, residual),
         "spanned_all": _spanned(residual, every),
         "spanned_5": _spanned(residual, [_orthonormal(each[:FEW]) for each in moved]),
         "spanned_pca": _spanned_by_first(residual, principal, counts),
