@@ -335,3 +335,13 @@ def test_the_folder_of_another_study_is_refused(run: Run, tmp_path: Path) -> Non
             other.reproduce(
                 Scale(), out=tmp_path / "o", folder=tmp_path / "runs", only=only, device="cpu"
             )
+
+
+def test_a_stage_that_was_stopped_is_not_reported(tmp_path: Path) -> None:
+    """Some of its answers may be of other settings, which their names do not tell."""
+    stages = {"answers": Stage[Any, Any](lambda _: True)}
+    records = Records(tmp_path, "any")
+    records.stages = {"answers": {"finished": False, "last": 1, "scale": {}}}
+    assert records.stale(stages) == ["answers"]
+    records.stages["answers"]["finished"] = True
+    assert records.stale(stages) == []
