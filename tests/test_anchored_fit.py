@@ -14,7 +14,14 @@ from torch import Generator, Tensor
 import vspair
 from vspair import config as configs
 from vspair.anchored import AnchoredModel
-from vspair.anchored_fit import doubt_of_fit, plan_epochs, suggest_kinds
+from vspair.anchored_fit import (
+    MINUTES,
+    doubt_of_fit,
+    nominal_seconds,
+    plan_epochs,
+    planned,
+    suggest_kinds,
+)
 from vspair.codes import SpikeSlab
 from vspair.data import Pairs
 from vspair.errors import VspairError
@@ -491,9 +498,30 @@ def test_epochs_go_with_the_time_and_not_with_the_machine() -> None:
     few, some, many = (plan_epochs(c, x, minutes) for minutes in (0.01, 5, 500))
     assert few == 3
     assert few < some < many
-    assert plan_epochs(c, torch.randn(100, 3), 5) == 150
-    assert plan_epochs(c, torch.randn(100, 3), 50) == 1500
-    assert plan_epochs(c, torch.randn(100, 8, 8), 5) == 40
+    assert plan_epochs(c, torch.randn(100, 3), MINUTES) == 150
+    assert plan_epochs(c, torch.randn(100, 3), 10 * MINUTES) == 1500
+    assert plan_epochs(c, torch.randn(100, 8, 8), MINUTES) == 40
+
+
+@pytest.mark.parametrize("minutes", [1.0, 8.0, 60.0])
+def test_what_is_planned_takes_the_time_that_was_given(minutes: float) -> None:
+    """One pass more would take longer; the extra steps of the code are charged too."""
+    c, x = configs.preset("anchored"), torch.randn(20_000, 28, 28)
+    config = planned(c, x, minutes)
+    epochs = config.training.epochs
+    assert nominal_seconds(config, x, epochs) <= 60 * minutes or epochs == 3
+    assert nominal_seconds(config, x, epochs + 1) > 60 * minutes
+
+
+def test_many_pairs_in_little_time_make_fewer_folds() -> None:
+    """Networks that see all pairs but a few times are better when there are less of them."""
+    c = configs.preset("anchored")
+    few, many = (planned(c, torch.randn(n, 28, 28)) for n in (5000, 54_000))
+    assert (few.anchored.folds, many.anchored.folds) == (5, 3)
+    assert many.training.epochs >= 5
+    assert many.anchored.code_epochs < many.training.epochs
+    wanted = configs.override(c, {"anchored": {"folds": 4}})
+    assert planned(wanted, torch.randn(54_000, 28, 28)).anchored.folds == 4
 
 
 @pytest.mark.parametrize(

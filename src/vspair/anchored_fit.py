@@ -23,7 +23,7 @@ from vspair.networks.spatial import Frame
 from vspair.runs import Run
 from vspair.training.anchored import AnchoredTraining, doubt_again
 from vspair.training.doubt import Doubt
-from vspair.training.prepared import tell_domain
+from vspair.training.prepared import FOLDS, tell_domain
 from vspair.verdict import Verdict, judge
 
 __all__ = [
@@ -32,17 +32,24 @@ __all__ = [
 
 AnchorChoice = Literal["auto", "none", "ridge", "network"]
 
-MINUTES = 5.0
+MINUTES = 8.0
 """How long a training may take where nothing is said, in nominal minutes."""
 
 EPOCHS, VECTOR_EPOCHS = (3, 40), (3, 150)
 """The fewest and the most passes over the pairs."""
 
-LEAST_STEPS = 1500
-"""The fewest steps in which a code should be learned: in fewer, factors do not come to decide."""
+CODE_STEPS = (1500, 3000)
+"""The fewest and the most steps in which a code is learned, where passes allow it: in fewer,
+factors do not come to decide."""
 
 MOST_CODE = 60
 """The most passes of a code, if these are so many steps."""
+
+FEW_FOLDS = 3
+"""How many folds there are where time is too short for networks of more."""
+
+FEW_PASSES = 5
+"""Fewer passes over the pairs than this are too few for a network of each fold."""
 
 KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds")
 """Keys of the training section that stages read; all others they set themselves."""
@@ -71,19 +78,27 @@ def suggest_kinds(x: Tensor, active: int) -> int:
     return max(16, 4 * math.ceil(active / places))
 
 
+def code_epochs(config: Config, pairs: int, epochs: int) -> int:
+    """Return how many passes a code gets beside so many of the networks."""
+    few, most = (math.ceil(steps * config.training.batch_size / pairs) for steps in CODE_STEPS)
+    return max(min(epochs, most, MOST_CODE), min(4 * epochs, few))
+
+
 def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
     """Return how long a training takes on two cores of a common CPU, from what was measured.
 
     It depends on sizes alone, so that the same pairs give the same epochs on every machine.
     """
     a, domain = config.anchored, tell_domain(x, config.anchored.domain)
-    networks = 0.9 * (a.folds - 1) if a.anchor in ("auto", "network") else 0.0
+    folds = (a.folds or FOLDS) - 1 if a.anchor in ("auto", "network") else 0
     if domain == "vector":
-        each = 4.8e-5 * networks + 6e-5
+        network, code, grain = 4.3e-5, 4e-5, 4e-5
     else:
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
-        each = entries * (a.width / 32) ** 1.5 * (0.55e-6 * networks + 1.2e-6)
-    return each * len(x) * epochs
+        size = entries * (a.width / 32) ** 1.5
+        network, code, grain = 0.5e-6 * size, 1.1e-6 * size, 0.7e-6 * size
+    passes = folds * network * epochs + code * code_epochs(config, len(x), epochs)
+    return len(x) * (passes + grain * max(2, epochs // 3))
 
 
 def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
@@ -92,13 +107,15 @@ def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
     vectors = tell_domain(x, config.anchored.domain) == "vector"
     few, many = VECTOR_EPOCHS if vectors else EPOCHS
-    once = nominal_seconds(config, x, 1)
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
-    return max(few, min(most, round(60 * minutes / once)))
+    fits = (n for n in range(most, few, -1) if nominal_seconds(config, x, n) <= 60 * minutes)
+    return next(fits, few)
 
 
 def planned(config: Config, x: Tensor, minutes: float = MINUTES) -> Config:
     """Return settings whose stages, the code's too, have the passes that fit the time.
+
+    Where networks of five folds would see the pairs but a few times, there are three.
 
     Arguments:
         config: The settings.
@@ -106,8 +123,11 @@ def planned(config: Config, x: Tensor, minutes: float = MINUTES) -> Config:
         minutes: How long the training may take on two cores, about.
     """
     epochs = plan_epochs(config, x, minutes)
-    steps = math.ceil(len(x) / config.training.batch_size)
-    code = max(min(epochs, MOST_CODE), min(4 * epochs, math.ceil(LEAST_STEPS / steps)))
+    if not config.anchored.folds:
+        folds = FOLDS if epochs >= FEW_PASSES else FEW_FOLDS
+        config = configs.override(config, {"anchored": {"folds": folds}})
+        epochs = plan_epochs(config, x, minutes)
+    code = code_epochs(config, len(x), epochs)
     changes = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
     return configs.override(config, changes)
 
@@ -136,15 +156,16 @@ class AnchoredFit:
         held_first: tuple[Any, ...],
     ) -> None:
         if len(pairs) < LEAST_PAIRS:
+            folds = config.anchored.folds or FOLDS
             raise VspairError(
-                f"{len(pairs)} pairs are too few for {config.anchored.folds} folds and held-out "
+                f"{len(pairs)} pairs are too few for {folds} folds and held-out "
                 f"pairs: expected at least {LEAST_PAIRS}. Give more, or use preset = 'calibrated'."
             )
         self.call = anchor if callable(anchor) else None
         if isinstance(anchor, str) and anchor != "auto":
             config = configs.override(config, {"anchored": {"anchor": anchor}})
-        if config.anchored.folds < 2:
-            raise VspairError(f"anchored.folds = {config.anchored.folds}: expected at least 2.")
+        if config.anchored.folds == 1:
+            raise VspairError("anchored.folds = 1: expected at least 2, or 0 to choose.")
         self.config = config
         self.groups = _same_pairs(pairs) if groups is None else as_groups(groups, len(pairs))
         self._check_active(pairs.x)
@@ -215,6 +236,8 @@ class AnchoredFit:
         if run is None:
             if not detailed or minutes is not None:
                 self._set_epochs(minutes, "epochs" in changes)
+            if not self.config.anchored.folds:
+                self.config = configs.override(self.config, {"anchored": {"folds": FOLDS}})
             if out is not None:
                 run = Run.create(out, self.config, self.train.shapes, self._fingerprint())
         else:

@@ -201,7 +201,8 @@ class AnchoredConfig:
             out-of-fold pairs (``auto``).
         domain: Whether x is a ``vector``, a ``signal`` or an ``image``; ``auto`` tells by its
             shape, and signals by how neighbours agree.
-        folds: How many parts of the pairs are answered by what was fitted to the others.
+        folds: How many parts of the pairs are answered by what was fitted to the others; 0 chooses
+            5, or 3 where that leaves networks too little time.
         width: The channels of the networks that read y.
         kinds: The kinds of factors at each place; of vectors, all factors.
         modes: How many weighted codes a y has; 0 chooses 8 for vectors and 1 elsewhere.
@@ -220,7 +221,7 @@ class AnchoredConfig:
 
     anchor: Literal["auto", "none", "ridge", "network"] = "auto"
     domain: Literal["auto", "vector", "signal", "image"] = "auto"
-    folds: int = 5
+    folds: int = 0
     width: int = 32
     kinds: int = 16
     modes: int = 0
@@ -246,7 +247,7 @@ class Config:
 
 _POSITIVE = {
     "x_size", "y_size", "depth", "width", "temperature", "epochs", "batch_size", "learning_rate",
-    "alpha0", "beta0", "price", "width_start", "width_end", "validate_every", "kinds", "folds",
+    "alpha0", "beta0", "price", "width_start", "width_end", "validate_every", "kinds",
 }  # fmt: skip
 _SHARE = {"validation", "first_stage", "anneal"}
 

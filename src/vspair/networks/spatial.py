@@ -267,5 +267,5 @@ class PlaceDecoder(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return residuals of shape (B, *shape) for latents of shape (B, kinds * places)."""
-        maps = self._plain(z) - self._plain(torch.zeros_like(z[:1]))
-        return maps.reshape(len(z), *self.frame.shape)
+        maps = self._plain(torch.cat((z, torch.zeros_like(z[:1]))))
+        return (maps[:-1] - maps[-1:]).reshape(len(z), *self.frame.shape)

@@ -162,6 +162,7 @@ class AnchoredTraining:
         )  # fmt: skip
         self._run(stage, "code", show)
         code.settle()
+        self.say(code.health())
         if model.anchored.grain == "predicted":
             grain = GrainStage(model, doubt, held)
             grain.start()

@@ -232,6 +232,24 @@ class CodeStage:
         return 1 - left / max(float(residual.double().square().sum()), 1e-30)
 
     @torch.no_grad()
+    def health(self) -> str:
+        """Return in words how the code fares on held-out pairs, before undecided gates close."""
+        budget, nats, gates = float(self.state.active), 0.0, []
+        for rows in torch.arange(len(self.held.residual)).split(256):
+            q, p, _, _ = self.codes(self.held, rows, budget)
+            nats += float(divergence(q, p).double().sum())
+            gates.append(p.modes.omega.amax(1) if isinstance(p, Mixture) else p.omega)
+        omega = torch.cat(gates)
+        undecided = omega[(omega > 0.05) & (omega < 0.5)].sum() / omega.sum().clamp(min=1e-30)
+        used = int((omega > 0.5).any(0).sum())
+        share, every = 100 * self.explained(budget), omega.shape[1]
+        return (
+            f"code: KL {nats / len(omega):.3g} nats; explains {share:.3g} % of squared residuals; "
+            f"{used} of {every} factors are in use, {every - used} dead; undecided gates are "
+            f"{100 * float(undecided):.2g} % of those expected"
+        )
+
+    @torch.no_grad()
     def settle(self) -> None:
         """Set where gates open so that held-out answers have the number of factors promised."""
         model, held = self.model, self.held

@@ -26,11 +26,14 @@ from vspair.data import Normaliser, Pairs
 from vspair.errors import VspairError
 from vspair.networks.spatial import Domain, Frame
 
-__all__ = ["Prepared", "Say", "fit_ridge", "plain_modes", "prepare", "tell_domain"]
+__all__ = ["FOLDS", "Prepared", "Say", "fit_ridge", "plain_modes", "prepare", "tell_domain"]
 
 Say = Callable[[str], None]
 
 AnyPath = RidgePath | ShiftPath | CurvePath
+
+FOLDS = 5
+"""How many folds there are where nothing else was chosen."""
 
 MOST_CURVED = 256
 """The most entries of an observation for which a smooth relation is tried: distances say little
@@ -198,9 +201,10 @@ def prepare(
 ) -> tuple[AnchoredModel, Prepared]:
     """Return a model with its ridge path, not yet trained networks, and what to train them on."""
     a, seed = config.anchored, config.training.seed
-    folds = min(a.folds, max(2, int(groups.max()) + 1))
-    if folds < a.folds:
-        say(f"{folds} groups make {folds} folds, not {a.folds}")
+    wanted = a.folds or FOLDS
+    folds = min(wanted, max(2, int(groups.max()) + 1))
+    if folds < wanted:
+        say(f"{folds} groups make {folds} folds, not {wanted}")
     fold = assign_folds(groups, folds, seed)
     domain = tell_domain(train.x, a.domain)
     if not a.spatial and domain != "vector":
