@@ -311,7 +311,9 @@ _PATIENCE, _TOLERANCE, _EPOCHS = 10, 1e-4, 10_000
 """How classifiers are trained: the defaults of scikit-learn's, which the benchmark takes."""
 
 
-def c2st(a: Tensor, b: Tensor, seed: int = 1, folds: int = 5) -> Tensor:
+def c2st(
+    a: Tensor, b: Tensor, seed: int = 1, folds: int = 5, device: torch.device | str = "cpu"
+) -> Tensor:
     """Return how often a classifier tells samples a from samples b: 0.5 where they are alike.
 
     Lopez-Paz and Oquab, "Revisiting Classifier Two-Sample Tests", ICLR 2017, as Lueckmann et al.,
@@ -324,6 +326,7 @@ def c2st(a: Tensor, b: Tensor, seed: int = 1, folds: int = 5) -> Tensor:
         b: The samples to be judged, of the same shape.
         seed: Fixes folds, first weights and batches.
         folds: Into how many parts the samples are divided.
+        device: Where classifiers are trained.
 
     Returns:
         The accuracy, float64, with shape () or (B,). The classifiers of all folds and of all B
@@ -339,11 +342,12 @@ def c2st(a: Tensor, b: Tensor, seed: int = 1, folds: int = 5) -> Tensor:
         for fold in range(folds)
     ]
     first = count * torch.arange(sets)[:, None, None]  # rows count through all comparisons
-    flat, labels = points.reshape(-1, d), (torch.arange(count) >= count // 2).float().repeat(sets)
+    labels = (torch.arange(count) >= count // 2).float().repeat(sets).to(device)
     train, held = (first + torch.stack(rest, dim=1)).flatten(0, 1), (first + parts).flatten(0, 1)
+    flat, train, held = (t.to(device) for t in (points.reshape(-1, d), train, held))
     weights = _train_classifiers(flat, labels, train, generator)
     right = (_logits(weights, flat[held]) > 0) == labels[held].bool()
-    return right.double().mean(1).reshape(sets, folds).mean(1).reshape(a.shape[:-2])
+    return right.double().mean(1).reshape(sets, folds).mean(1).reshape(a.shape[:-2]).cpu()
 
 
 def _standardised(a: Tensor, b: Tensor, folds: int) -> Tensor:
@@ -399,16 +403,19 @@ def _train_classifiers(
         points: All samples, with shape (N, d).
         labels: 0 or 1 for each, with shape (N,).
         rows: The rows that each classifier learns from, with shape (C, m).
-        generator: Draws first weights and batches.
+        generator: Draws first weights and batches, on the CPU, the same for all devices.
     """
-    weights, decays = _first_weights(len(rows), points.shape[1], generator)
-    final, left = weights.clone(), torch.arange(len(rows))
+    device, drawn = points.device, _first_weights(len(rows), points.shape[1], generator)
+    weights, decays = (t.to(device) for t in drawn)
+    final, left = weights.clone(), torch.arange(len(rows), device=device)
     # Weights, their two moments, and the least loss with how long ago it was.
     state = [weights, torch.zeros_like(weights), torch.zeros_like(weights)]
-    best, waited, steps = torch.full((len(rows),), math.inf), torch.zeros(len(rows)), 0
+    best, steps = torch.full((len(rows),), math.inf, device=device), 0
+    waited = torch.zeros(len(rows), device=device)
     for _ in range(_EPOCHS):
-        shuffled = rows.gather(1, torch.rand(rows.shape, generator=generator).argsort(1))
-        total = torch.zeros(len(rows))
+        order = torch.rand(rows.shape, generator=generator).argsort(1).to(device)
+        shuffled = rows.gather(1, order)
+        total = torch.zeros(len(rows), device=device)
         for batch in shuffled.split(_BATCH, dim=1):
             steps += 1
             loss, gradient = _loss(state[0], decays, points[batch], labels[batch])

@@ -428,7 +428,13 @@ def sbibm(
     inside: Annotated[
         bool, typer.Option("--inside", help="Draw anew what leaves the prior's box, as sbi does.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Cases at a time, each on a core of its own.")
+    ] = 2,
     minutes: Minutes = 0.0,
+    device: Annotated[
+        str, typer.Option(help="Where samples are compared; trainings are on the CPU.")
+    ] = "cpu",
     smoke: Annotated[bool, typer.Option("--smoke", help="Few pairs, brief trainings.")] = False,
     draw: Draw = False,
 ) -> None:
@@ -441,5 +447,5 @@ def sbibm(
     read = (draw and not smoke) or data_dir is not None or bool(os.environ.get("VSPAIR_DATA"))
     name = "sbibm" + "-made" * (not read) + "-inside" * inside + "-smoke" * smoke
     name += f"-{task}" * bool(task) + "-part" * bool(methods)
-    how: dict[str, Any] = {"only": only, "minutes": minutes, "device": "cpu", "show": True}
-    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, **how)
+    how: dict[str, Any] = {"only": only, "jobs": jobs, "minutes": minutes, "device": device}
+    run_study(STUDY, scale, name, out, runs, draw, data_dir=data_dir, show=True, **how)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +15,7 @@ import torch
 from vspair.runs import Groups
 from vspair.studies.study import Workspace
 
-__all__ = ["Job", "do_missing", "on_one_core_each"]
+__all__ = ["Job", "do_missing", "each_done", "on_one_core_each"]
 
 
 class Job(Protocol):
@@ -29,6 +31,8 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+C = TypeVar("C")
+W = TypeVar("W", bound=Workspace[Any, Any])
 
 
 @contextmanager
@@ -67,3 +71,29 @@ def do_missing(
                 work.answers.write(job.name, job.key, groups)
                 work.say(f"{job.name}: done")
     return all(work.answers.has(job.name, job.key) for job in left)
+
+
+def each_done(
+    work: W, cases: Sequence[C], do: Callable[[W, C], bool], load: Callable[[], Any]
+) -> bool:
+    """Do cases in one process or more, each of which keeps what it makes; return whether all are.
+
+    Arguments:
+        work: Where answers are kept, how many processes there are and when to stop.
+        cases: What is done one by one.
+        do: Does one, in any process; returns whether it is done.
+        load: Makes or reads the data that it needs, in any process.
+    """
+    alone = replace(work, load=load, jobs=1)
+    with on_one_core_each(min(work.jobs, len(cases))) as each:
+        for done, worked in each(partial(_noted, do, alone), cases):
+            if worked:
+                work.note_work()
+            if not done:
+                return False
+    return True
+
+
+def _noted(do: Callable[[W, C], bool], work: W, case: C) -> tuple[bool, bool]:
+    """Do one case; return whether it is done, and whether there was anything to do."""
+    return do(work, case), work.worked

@@ -22,6 +22,7 @@ import torch
 from torch import Generator, Tensor
 
 from vspair import config as configs
+from vspair.anchored_fit import MINUTES
 from vspair.codes import SpikeSlab
 from vspair.config import Config
 from vspair.data import Pairs
@@ -78,7 +79,7 @@ class Scale:
     preset: str = ""
     precision: str = "float32"
     small: bool = False
-    anchored_minutes: float = 5.0
+    anchored_minutes: float = MINUTES
 
     @property
     def presets(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
+from vspair.anchored_fit import MINUTES
 from vspair.config import Config
 from vspair.data import Pairs, fingerprint
 from vspair.datasets.mnist import load_mnist
@@ -83,7 +84,7 @@ class Scale:
     test: int = 6000
     unit: bool = False
     small: bool = False
-    anchored_minutes: float = 5.0
+    anchored_minutes: float = MINUTES
 
     def config(self, name: str, seed: int = 0) -> Config:
         """Return the configuration of one of :data:`MODELS` at this scale."""

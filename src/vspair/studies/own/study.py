@@ -44,7 +44,7 @@ from vspair.posterior import Method, Posterior
 from vspair.problems.heat import HeatProblem
 from vspair.runs import Groups
 from vspair.studies.answers import Question, digest, library_digest, made_once
-from vspair.studies.jobs import on_one_core_each
+from vspair.studies.jobs import each_done
 from vspair.studies.own import drawing, tables
 from vspair.studies.own.around import AROUND, Around
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
@@ -260,19 +260,7 @@ class Ours:
 
 def answer(work: Work) -> bool:
     """Ask every method about the test observations of every case, in one process or more."""
-    alone = dataclasses.replace(work, load=list, jobs=1)
-    with on_one_core_each(min(work.jobs, len(work.data))) as each:
-        for done, worked in each(partial(_ask, alone), work.data):
-            if worked:
-                work.note_work()
-            if not done:
-                return False
-    return True
-
-
-def _ask(work: Work, case: Case) -> tuple[bool, bool]:
-    """Ask every method in one case; return whether all answers are there, and any new."""
-    return _ask_all(work, case), work.worked
+    return each_done(work, work.data, _ask_all, list)
 
 
 def _ask_all(work: Work, case: Case) -> bool:

@@ -36,6 +36,7 @@ from vspair.posterior import LatentPosterior, Method
 from vspair.problems.sbibm import TASKS
 from vspair.runs import Groups
 from vspair.studies.answers import digest
+from vspair.studies.jobs import each_done
 from vspair.studies.results import Row, over_seeds
 from vspair.studies.sbibm import drawing, tables
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
@@ -262,7 +263,13 @@ def describe(data: Data) -> dict[str, Any]:
 
 def train(work: Work) -> bool:
     """Train every method on every task, and keep its samples for each observation."""
-    return all(_sampled(work, case) for case in cases(work.scale))
+    return _each_done(work, _sampled)
+
+
+def _each_done(work: Work, do: Callable[[Work, Case], bool]) -> bool:
+    """Do every case, in one process or more; return whether all are done."""
+    found = work.data
+    return each_done(work, cases(work.scale), do, partial(Data, found.source, found.references))
 
 
 def _key(work: Work, case: Case) -> str:
@@ -320,7 +327,7 @@ def _sampled(work: Work, case: Case) -> bool:
 
 def score(work: Work) -> bool:
     """Measure how far the samples of every case are from the reference samples."""
-    return all(_scored(work, case) for case in cases(work.scale))
+    return _each_done(work, _scored)
 
 
 def _scored(work: Work, case: Case) -> bool:
@@ -333,7 +340,8 @@ def _scored(work: Work, case: Case) -> bool:
         return True
     work.say(f"  {case.name}")
     both = zip(reference.samples.split(TOGETHER), samples.split(TOGETHER), strict=True)
-    parts = work.answers.blocks(case.name, key, [partial(_measured, *each) for each in both])
+    tries = [partial(_measured, *each, work.device) for each in both]
+    parts = work.answers.blocks(case.name, key, tries)
     if parts is None:
         return False
     values = np.concatenate([part["c2st"] for part in parts])
@@ -343,8 +351,8 @@ def _scored(work: Work, case: Case) -> bool:
     return True
 
 
-def _measured(reference: Tensor, samples: Tensor) -> dict[str, Any]:
-    return {"c2st": c2st(reference, samples)}
+def _measured(reference: Tensor, samples: Tensor, device: torch.device) -> dict[str, Any]:
+    return {"c2st": c2st(reference, samples, device=device)}
 
 
 # -- the report -----------------------------------------------------------------------------
