@@ -101,7 +101,7 @@ def _scores(value: float) -> dict[str, Any]:
     [
         ("vector", ["modes"]),
         ("signal", ["places", "one-mode"]),
-        ("image", ["places", "one-mode"]),
+        ("image", ["mirrors", "places", "one-mode"]),
     ],
 )
 def test_parts_that_a_kind_of_unknowns_does_not_have_are_left_out(

@@ -286,7 +286,7 @@ def test_info_shows_the_verdict(anchored: tuple[Path, str]) -> None:
 def test_a_stopped_anchored_fit_names_all_its_files(files: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "first.npy", np.load(files / "x.npy"))
     out = tmp_path / "run"
-    stage = out / "stages" / "network-0-dropout-0"
+    stage = out / "stages" / "network-0-without-dropout"
     words = ["fit", "--x", files / "x.npy", "--y", files / "y.npy", "--out", out]
     guesses = ["--first", tmp_path / "first.npy"]
     start = [*PROGRAM, *map(str, [*words, *guesses, "--epochs", 400, "--quiet"])]

@@ -23,7 +23,7 @@ from vspair.networks.spatial import Frame
 from vspair.runs import Run
 from vspair.training.anchored import AnchoredTraining, doubt_again
 from vspair.training.doubt import Doubt
-from vspair.training.prepared import FOLDS, tell_domain
+from vspair.training.prepared import FOLDS, help_of, tell_domain
 from vspair.verdict import Verdict, judge
 
 __all__ = [
@@ -90,14 +90,16 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
     It depends on sizes alone, so that the same pairs give the same epochs on every machine.
     """
     a, domain = config.anchored, tell_domain(x, config.anchored.domain)
-    folds = (a.folds or FOLDS) - 1 if a.anchor in ("auto", "network") else 0
+    folds = (a.folds or FOLDS) if a.anchor in ("auto", "network") else 0
+    tried = folds + bool(help_of(domain, config, len(x)))  # of one network, two
     if domain == "vector":
         network, code, grain = 4.3e-5, 4e-5, 4e-5
     else:
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
         size = entries * (a.width / 32) ** 1.5
         network, code, grain = 0.5e-6 * size, 1.1e-6 * size, 0.7e-6 * size
-    passes = folds * network * epochs + code * code_epochs(config, len(x), epochs)
+    networks = tried * (folds - 1) / max(folds, 1) * network * epochs
+    passes = networks + code * code_epochs(config, len(x), epochs)
     return len(x) * (passes + grain * max(2, epochs // 3))
 
 

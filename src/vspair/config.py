@@ -216,6 +216,8 @@ class AnchoredConfig:
         out_of_fold: Whether code and grain learn from residuals of pairs that their anchor has
             not seen. Only to show what happens where not.
         budget: Whether the number of factors is solved for in each batch.
+        mirrors: Whether images may be mirrored in training, where that lessens the error on the
+            first fold; with many pairs it is not tried.
         code_epochs: Passes of the code's training over the pairs; 0 for those of all stages.
     """
 
@@ -232,6 +234,7 @@ class AnchoredConfig:
     spatial: bool = True
     out_of_fold: bool = True
     budget: bool = True
+    mirrors: bool = True
     code_epochs: int = 0
 
 

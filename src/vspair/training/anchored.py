@@ -27,7 +27,8 @@ from vspair.runs.files import make_folder, write_text
 from vspair.training.corrections import Corrections, left_in_doubt, maps_of
 from vspair.training.doubt import FALL_UNTIL, CodeStage, Doubt, GrainStage, in_parts
 from vspair.training.loop import Row
-from vspair.training.prepared import Prepared, Say, prepare
+from vspair.training.mirrors import mirror
+from vspair.training.prepared import Prepared, Say, help_of, prepare
 from vspair.training.stage import Stage
 
 __all__ = ["AnchoredTraining", "doubt_again"]
@@ -38,11 +39,16 @@ would rule them otherwise."""
 
 
 class _Networks:
-    """Trains the networks of the anchor, one without each fold, by the error that is left."""
+    """Trains the networks of the anchor, one without each fold, by the error that is left.
+
+    Attributes:
+        mirrored: Whether networks learn from mirrored pairs too.
+    """
 
     def __init__(self, model: AnchoredModel, data: Prepared, settings: TrainingConfig) -> None:
         self.model, self.data, self.settings = model, data, settings
         self.target = model.frame.maps(data.residual)
+        self.mirrored = False
 
     def stage(self, k: int, folder: Path | None) -> Stage:
         """Return the training of network k."""
@@ -51,31 +57,32 @@ class _Networks:
         order = torch.randperm(len(rows), generator=Generator().manual_seed(k))
         tenth = max(1, len(rows) // 10)
         judged, rows = rows[order[:tenth]], rows[order[tenth:]]
-
         vectors = not self.model.frame.size
 
         def loss(batch: Tensor, noise: Generator, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+            read, target = self.data.features[batch], self.target[batch]
+            if self.mirrored:
+                read, target = mirror((read, target), noise)
             with _chance_from(noise) if vectors else nullcontext():  # for dropout
-                error = net(self.data.features[batch])[0] - self.target[batch]
+                error = net(read)[0] - target
             return error.square().mean(), {}
 
         def score(_: float) -> dict[str, float]:
-            wrong = in_parts(partial(maps_of, net), self.data.features[judged])
-            return {"score": float((wrong - self.target[judged]).square().mean())}
+            return {"score": self.error(k, judged)}
 
         return Stage(net, loss, score, rows, self.settings, folder=folder)
 
-    def drop(self, share: float) -> None:
-        """Let a share of hidden numbers be left out of each training step of all networks."""
+    def help(self, name: str, helped: bool) -> None:
+        """Let all networks be trained with a help of :func:`help_of`, or without."""
+        self.mirrored = helped and name == "mirrors"
         for module in self.model.networks.modules():
             if isinstance(module, nn.Dropout):
-                module.p = share
+                module.p = DROPOUT * (helped and name == "dropout")
 
-    def error(self, k: int) -> float:
-        """Return the mean squared error of network k on the fold that it has not seen."""
-        rows = self.data.fold == k
-        wrong = in_parts(partial(maps_of, self.model.networks[k]), self.data.features[rows])
-        return float((wrong - self.target[rows]).square().mean())
+    def error(self, k: int, rows: Tensor) -> float:
+        """Return the mean squared error of network k on some pairs."""
+        said = in_parts(partial(maps_of, self.model.networks[k]), self.data.features[rows])
+        return float((said - self.target[rows]).square().mean())
 
 
 @contextmanager
@@ -182,8 +189,7 @@ class AnchoredTraining:
         networks = _Networks(
             model, data, self._settings(self.epochs, learning_rate=3e-3, clip=NETWORK_CLIP)
         )
-        first = 0 if model.frame.size else self._choose_dropout(networks, show)
-        for k in range(first, len(model.networks)):
+        for k in range(self._choose_help(networks, show), len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
         Corrections(model, data, self._held(model), self.held_groups).trust(self.say)
         if float(model.trust) == 0:
@@ -192,28 +198,33 @@ class AnchoredTraining:
                 torch.manual_seed(self.config.training.seed)
                 model.leave_out_networks()
             model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return left_in_doubt(model, data)
+        return replace(left_in_doubt(model, data), mirrored=networks.mirrored)
 
-    def _choose_dropout(self, networks: _Networks, show: bool) -> int:
-        """Train the first network with and without dropout, and let all do as the better.
+    def _choose_help(self, networks: _Networks, show: bool) -> int:
+        """Train the first network with a help against overfitting, and without; keep the better.
 
-        Wide networks of few noisy pairs need it; a smooth relation without noise is blurred by it.
+        Wide networks of few noisy vectors need dropout; a smooth relation without noise is blurred
+        by it. Mirrored images stand for more pairs where left and right are alike, or up and down.
 
         Returns:
             How many networks are trained.
         """
+        name = help_of(networks.model.frame.domain, self.config, len(networks.target))
+        if not name:
+            return 0
         net, found = networks.model.networks[0], {}
+        fresh = (networks.data.fold == 0).nonzero().squeeze(1)
         start = deepcopy(net.state_dict())
-        for share in (0.0, DROPOUT):
-            networks.drop(share)
+        for helped in (False, True):
+            networks.help(name, helped)
             net.load_state_dict(start)
-            name = f"network-0-dropout-{share:g}"
-            self._run(networks.stage(0, self._folder(name)), "network 0", show)
-            found[share] = networks.error(0), deepcopy(net.state_dict())
-        best = min(found, key=lambda share: found[share][0])
-        networks.drop(best)
-        net.load_state_dict(found[best][1])
-        self.say(f"networks: {'with' if best else 'without'} dropout, by the first fold")
+            folder = self._folder(f"network-0-{'with' if helped else 'without'}-{name}")
+            self._run(networks.stage(0, folder), "network 0", show)
+            found[helped] = networks.error(0, fresh), deepcopy(net.state_dict())
+        better = min(found, key=lambda helped: found[helped][0])
+        networks.help(name, better)
+        net.load_state_dict(found[better][1])
+        self.say(f"networks: {'with' if better else 'without'} {name}, by the first fold")
         return 1
 
     @torch.no_grad()

@@ -26,6 +26,7 @@ from vspair.anchored import AnchoredModel
 from vspair.codes import SpikeSlab
 from vspair.metrics import central_interval
 from vspair.mixtures import Mixture
+from vspair.training.mirrors import mirror
 
 __all__ = ["CodeStage", "Doubt", "GrainStage", "find_knee", "in_parts", "solve_budget"]
 
@@ -83,10 +84,19 @@ class Doubt:
     Arguments:
         seen: Features and corrections, normalised, with shape (N, channels, *size).
         residual: In units of the residual, with shape (N, *x_shape).
+        mirrored: Whether code and grain learn from mirrored images too.
     """
 
     seen: Tensor
     residual: Tensor
+    mirrored: bool = False
+
+    def take(self, rows: Tensor, generator: Generator | None = None) -> Doubt:
+        """Return some of it; mirrored by chance, where that is wanted and a generator is given."""
+        seen, residual = self.seen[rows], self.residual[rows]
+        if self.mirrored and generator is not None:
+            seen, residual = mirror((seen, residual), generator)
+        return Doubt(seen, residual)
 
 
 def _ramp(progress: float, start: float, end: float) -> float:
@@ -146,14 +156,14 @@ class CodeStage:
         return solve_budget(gates, log_weights, budget)
 
     def codes(
-        self, doubt: Doubt, rows: Tensor, budget: float
+        self, doubt: Doubt, budget: float
     ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor, Tensor]:
         """Return the codes q of residuals and p of their y for a budget, and their shifts."""
         model = self.model
-        numbers = model.code_reader(doubt.seen[rows])[1]
+        numbers = model.code_reader(doubt.seen)[1]
         parts, weights = model.modes_of(numbers)
         shift = self._solve(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
-        own = model.own_numbers(doubt.residual[rows], doubt.seen[rows])
+        own = model.own_numbers(doubt.residual, doubt.seen)
         # Only what lies between gates and their shift matters: without this both may run away.
         self.drift = sum(t.chunk(3, -1)[2].square().mean() for t in (parts, own))
         gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
@@ -166,9 +176,10 @@ class CodeStage:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return minus the bound, by entry, and its parts."""
         model, state = self.model, self.state
-        q, p, own_shift, shift = self.codes(self.doubt, rows, self.budget(progress))
+        doubt = self.doubt.take(rows, generator)
+        q, p, own_shift, shift = self.codes(doubt, self.budget(progress))
         decoded = model.x_decoder(q.rsample(generator)) - model.centre(p)
-        mse = (self.doubt.residual[rows] - decoded).square().mean()
+        mse = (doubt.residual - decoded).square().mean()
         with torch.no_grad():
             rate = max(0.02, 0.5 * (1 - progress) ** 2)
             state.answer.lerp_(shift, rate)
@@ -177,7 +188,7 @@ class CodeStage:
         # Gradients of the KL at the side of q are weighed by beta: p follows q in any case.
         pull = self.beta * divergence(q, p.detach()) + misfit(q.detach(), p)
         # With the best width for an error, the fit is the logarithm of the error.
-        size = self.doubt.residual[0].numel()
+        size = doubt.residual[0].numel()
         fit = 0.5 * size * mse.log()
         weight = _ramp(progress, 0.05, 0.45)
         loss = fit + weight * pull.mean() + SLAB * q.kl_slab().sum(-1).mean()
@@ -201,7 +212,7 @@ class CodeStage:
         held, squares, nats = self.held, 0.0, 0.0
         generator = Generator(held.seen.device).manual_seed(0)
         for rows in torch.arange(len(held.residual)).split(256):
-            q, p, _, _ = self.codes(held, rows, budget)
+            q, p, _, _ = self.codes(held.take(rows), budget)
             decoded = self.model.x_decoder(q.rsample(generator)) - self.model.centre(p)
             squares += float((held.residual[rows] - decoded).double().square().sum())
             nats += float(divergence(q, p).double().sum())
@@ -226,7 +237,7 @@ class CodeStage:
         """Return the share of the held-out squared residual that a budget of factors explains."""
         residual, left = self.held.residual, 0.0
         for rows in torch.arange(len(residual)).split(256):
-            q, p, _, _ = self.codes(self.held, rows, budget)
+            q, p, _, _ = self.codes(self.held.take(rows), budget)
             decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
             left += float((residual[rows] - decoded).double().square().sum())
         return 1 - left / max(float(residual.double().square().sum()), 1e-30)
@@ -236,7 +247,7 @@ class CodeStage:
         """Return in words how the code fares on held-out pairs, before undecided gates close."""
         budget, nats, gates = float(self.state.active), 0.0, []
         for rows in torch.arange(len(self.held.residual)).split(256):
-            q, p, _, _ = self.codes(self.held, rows, budget)
+            q, p, _, _ = self.codes(self.held.take(rows), budget)
             nats += float(divergence(q, p).double().sum())
             gates.append(p.modes.omega.amax(1) if isinstance(p, Mixture) else p.omega)
         omega = torch.cat(gates)
@@ -292,7 +303,7 @@ class GrainStage:
         self, rows: Tensor, generator: Generator, _: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the CRPS of residuals, or minus their likelihood, given their own codes."""
-        return self._misfit(self.doubt, rows, generator), {}
+        return self._misfit(self.doubt.take(rows, generator), generator), {}
 
     @torch.no_grad()
     def settle(self, groups: int) -> None:
@@ -319,12 +330,12 @@ class GrainStage:
         explained = model.x_decoder(q.mean * present(p)) - model.centre(p)
         model.start_grain(residual - explained)
 
-    def _misfit(self, doubt: Doubt, rows: Tensor, generator: Generator) -> Tensor:
+    def _misfit(self, doubt: Doubt, generator: Generator) -> Tensor:
         """Return how badly the grain fits what a sample of residuals' own codes leaves, a scalar.
 
         By the CRPS of two samples, or minus the logarithm of the likelihood, up to a constant.
         """
-        model, seen, residual = self.model, doubt.seen[rows], doubt.residual[rows]
+        model, seen, residual = self.model, doubt.seen, doubt.residual
         with torch.no_grad():
             p = model.read_code(model.code_reader(seen)[1])
             q = model.encode(residual, seen)
@@ -340,7 +351,7 @@ class GrainStage:
         held, total = self.held, 0.0
         generator = Generator(held.seen.device).manual_seed(0)
         for rows in torch.arange(len(held.seen)).split(256):
-            total += float(self._misfit(held, rows, generator)) * len(rows)
+            total += float(self._misfit(held.take(rows), generator)) * len(rows)
         return {"score": total / len(held.seen)}
 
 

@@ -26,7 +26,16 @@ from vspair.data import Normaliser, Pairs
 from vspair.errors import VspairError
 from vspair.networks.spatial import Domain, Frame
 
-__all__ = ["FOLDS", "Prepared", "Say", "fit_ridge", "plain_modes", "prepare", "tell_domain"]
+__all__ = [
+    "FOLDS",
+    "Prepared",
+    "Say",
+    "fit_ridge",
+    "help_of",
+    "plain_modes",
+    "prepare",
+    "tell_domain",
+]
 
 Say = Callable[[str], None]
 
@@ -40,7 +49,8 @@ MOST_CURVED = 256
 about more."""
 
 MANY_PAIRS = 20_000
-"""With more pairs than this, networks alone learn what is not linear."""
+"""With more pairs than this, networks alone learn what is not linear, and no mirrored ones are
+tried."""
 
 LEAST_SIGNAL = 48
 """The entries that a vector must have to be taken for a signal."""
@@ -68,6 +78,20 @@ def tell_domain(x: Tensor, wanted: str) -> Domain:
 def plain_modes(domain: Domain) -> int:
     """Return how many modes codes have where nothing is said."""
     return 8 if domain == "vector" else 1
+
+
+def help_of(domain: Domain, config: Config, pairs: int) -> str:
+    """Return which help against overfitting networks may be trained with, if any.
+
+    Arguments:
+        domain: What unknowns are.
+        config: The settings.
+        pairs: How many pairs there are.
+    """
+    if domain == "vector":
+        return "dropout"
+    wanted = domain == "image" and config.anchored.mirrors and pairs <= MANY_PAIRS
+    return "mirrors" if wanted else ""
 
 
 @dataclass(frozen=True)

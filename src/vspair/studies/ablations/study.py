@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[AnchoredConfig], AnchoredConfig]] = {
     "crps": lambda a: replace(a, grain_loss="likelihood"),
     "budget": lambda a: replace(a, budget=False),
     "beta": lambda a: replace(a, beta=1.0),
+    "mirrors": lambda a: replace(a, mirrors=False),
     "places": lambda a: replace(a, spatial=False, kinds=_kinds(a.active)),
     "modes": lambda a: replace(a, modes=1),
     "one-mode": lambda a: replace(a, modes=max(a.modes, MODES)),
@@ -112,6 +113,7 @@ def full_config(x: Tensor, scale: Scale, seed: int = 0) -> Config:
         "kinds": suggest_kinds(x, scale.active),
         "modes": plain_modes(domain),
         "spatial": domain != "vector",
+        "mirrors": domain == "image",
     }
     config = configs.preset("anchored", scale.active)
     config = configs.override(config, {"anchored": named, "training": {"seed": seed}})
