@@ -114,7 +114,7 @@ class RidgePath(nn.Module):
         path.values.copy_(values[kept])
         path.products.copy_(products[kept])
         path.penalties.copy_(torch.tensor(penalties, dtype=torch.float64))
-        return path
+        return path.to(x.device)
 
     def forward(self, y: Tensor) -> Tensor:
         """Return the answers to observations (B, m) for each penalty, with shape (B, P, n)."""
@@ -151,7 +151,7 @@ def _randomised(
     """Return the leading part of the factorisation, by two rounds of subspace iteration."""
     generator = torch.Generator().manual_seed(0)
     x, y = x.float() - x_mean, y.float() - y_mean
-    basis = torch.randn(y.shape[1], RANK, generator=generator)
+    basis = torch.randn(y.shape[1], RANK, generator=generator).to(y.device)
     for _ in range(2):
         basis = torch.linalg.qr(y.T @ (y @ basis)).Q
     left, values, right = torch.linalg.svd(y @ basis, full_matrices=False)

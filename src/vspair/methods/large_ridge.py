@@ -46,7 +46,9 @@ class LargeRidge(nn.Module, PointMethod):
         self.n_parameters = sum(t.numel() for t in fitted)
 
     @classmethod
-    def fit(cls, x: Any, y: Any, *, groups: Any = None, seed: int = 0) -> tuple[Self, Tensor]:
+    def fit(
+        cls, x: Any, y: Any, *, groups: Any = None, seed: int = 0, device: Any = "cpu"
+    ) -> tuple[Self, Tensor]:
         """Return the method, and its answers to the pairs, each by a fit without its fold.
 
         Arguments:
@@ -54,6 +56,7 @@ class LargeRidge(nn.Module, PointMethod):
             y: Observations, with shape (N, *y_shape).
             groups: Which pairs belong together and are never divided, as labels (N,).
             seed: Fixes the folds.
+            device: Where to compute; what is returned is on the CPU.
         """
         x, y = as_pairs(x, y)
         shapes = tuple(x.shape[1:]), tuple(y.shape[1:])
@@ -61,7 +64,8 @@ class LargeRidge(nn.Module, PointMethod):
         for scale, data in zip(scales, (x, y), strict=True):
             scale.fit(data, "scalar")
         fold = assign_folds(as_groups(groups, len(x)), FOLDS, seed)
-        path, answers, errors = fit_ridge(scales[0](x).flatten(1), scales[1](y).flatten(1), fold)
+        known = scales[0](x).flatten(1), scales[1](y).flatten(1), fold
+        path, answers, errors = fit_ridge(*known, device=device)
         assert isinstance(path, RidgePath)
         best = int(errors.argmin())
         path.keep([best])

@@ -153,7 +153,8 @@ class AnchoredTraining:
     def run(self, show: bool = True) -> AnchoredModel:
         """Train to the end and return the model."""
         first = None if self.first is None else self.first[0]
-        model, data = prepare(self.train_pairs, first, self.groups, self.config, self.say)
+        known = self.train_pairs, first, self.groups
+        model, data = prepare(*known, self.config, self.say, self.device)
         # Convolutions are faster so; in the end weights lie as those of a reloaded model do.
         model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = data.to(self.device)

@@ -124,6 +124,7 @@ def fit_ridge(
     out_of_fold: bool = True,
     frame: Frame | None = None,
     width: float = 0.0,
+    device: torch.device | str = "cpu",
 ) -> tuple[AnyPath, Tensor, Tensor]:
     """Return the path of a few penalties, and its answers to the pairs that it is fitted to.
 
@@ -134,6 +135,7 @@ def fit_ridge(
         out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
         frame: How x and y lie on one grid, where all places are to be treated alike.
         width: The width of a kernel, where the relation may be curved.
+        device: Where to compute; what is returned is on the CPU.
 
     Returns:
         The path with P penalties, answers (N, P, n), and the mean squared error of each, (P,).
@@ -145,9 +147,10 @@ def fit_ridge(
         fit = partial(CurvePath.fit, width=width)
     else:
         fit = partial(RidgePath.fit, exact=min(y.shape) <= LARGEST)
+    x, y, fold = (t.to(device) for t in (x, y, fold))
     path = fit(x, y)
     penalties = path.penalties.tolist()
-    parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64)
+    parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64, device=device)
     for k in range(int(fold.max()) + 1):
         parts.append(fit(x[fold != k], y[fold != k], penalties))
         for rows in (fold == k).nonzero().squeeze(1).split(500):
@@ -161,11 +164,17 @@ def fit_ridge(
         answers[fold == k] = _ridge_answers(part, y[fold == k])
     if not out_of_fold:
         answers = _ridge_answers(path, y)
-    return path, answers, errors[steps] / x.numel()
+    return path.cpu(), answers.cpu(), errors[steps].cpu() / x.numel()
 
 
 def _best_ridge(
-    x: Tensor, y: Tensor, near: Tensor | None, frame: Frame, fold: Tensor, out_of_fold: bool
+    x: Tensor,
+    y: Tensor,
+    near: Tensor | None,
+    frame: Frame,
+    fold: Tensor,
+    out_of_fold: bool,
+    device: torch.device | str,
 ) -> tuple[RidgeKind, AnyPath, Tensor, Tensor]:
     """Return the kind of ridge regression with the least error, and what :func:`fit_ridge` does.
 
@@ -177,13 +186,15 @@ def _best_ridge(
         frame: How unknowns lie on a grid.
         fold: The fold of each pair, with shape (N,).
         out_of_fold: Whether each pair is answered by a path that was fitted without its fold.
+        device: Where to compute.
     """
     x, y = x.flatten(1), y.flatten(1)
+    how: dict[str, Any] = {"out_of_fold": out_of_fold, "device": device}
     found: list[tuple[RidgeKind, AnyPath, Tensor, Tensor]]
-    found = [("entries", *fit_ridge(x, y.float(), fold, out_of_fold))]
+    found = [("entries", *fit_ridge(x, y.float(), fold, **how))]
     if near is not None:
         near = near.flatten(1)
-        path, answers, errors = fit_ridge(x - near, y.float(), fold, out_of_fold)
+        path, answers, errors = fit_ridge(x - near, y.float(), fold, **how)
         found.append(("toward-y", path, answers + near.unsqueeze(1), errors))
     if near is not None and frame.size:
         found.append(("shifts", *fit_ridge(x, y, fold, out_of_fold, frame)))
@@ -221,9 +232,17 @@ def _find_curve(
 
 
 def prepare(
-    train: Pairs, first: Tensor | None, groups: Tensor, config: Config, say: Say
+    train: Pairs,
+    first: Tensor | None,
+    groups: Tensor,
+    config: Config,
+    say: Say,
+    device: torch.device | str = "cpu",
 ) -> tuple[AnchoredModel, Prepared]:
-    """Return a model with its ridge path, not yet trained networks, and what to train them on."""
+    """Return a model with its ridge path, not yet trained networks, and what to train them on.
+
+    All of it is on the CPU; ridge regression is fitted on the device.
+    """
     a, seed = config.anchored, config.training.seed
     wanted = a.folds or FOLDS
     folds = min(wanted, max(2, int(groups.max()) + 1))
@@ -243,7 +262,7 @@ def prepare(
     guess = None if first is None else x_scale(first)
     near = x_scale(train.y) if same else None
     frame = Frame(shapes[0], domain)
-    kind, path, answers, errors = _best_ridge(x, y, near, frame, fold, a.out_of_fold)
+    kind, path, answers, errors = _best_ridge(x, y, near, frame, fold, a.out_of_fold, device)
     best = int(errors.argmin())
     error = float(errors[best])
     variance = float(x.double().square().mean())

@@ -74,7 +74,9 @@ def train_ridge(bench: Bench) -> bool:
         bench.note_work()
         runs.make_folder(folder)
         pairs = _pairs(bench)
-        ridge, answers = LargeRidge.fit(pairs.x, pairs.y, groups=_patients(bench))
+        ridge, answers = LargeRidge.fit(
+            pairs.x, pairs.y, groups=_patients(bench), device=bench.device
+        )
         ridge.save(files[0])
         runs.write_tensors(files[1], {"answers": answers}, {})
     return _train_unet(
