@@ -60,7 +60,14 @@ def _trainer(work: Workspace[Any, Any], name: str, config: Config, pairs: Pairs)
 
 
 def train_anchored(
-    work: Workspace[Any, Any], name: str, pairs: Pairs, *, minutes: float, seed: int, **known: Any
+    work: Workspace[Any, Any],
+    name: str,
+    pairs: Pairs,
+    *,
+    minutes: float,
+    seed: int,
+    active: int = 0,
+    **known: Any,
 ) -> bool:
     """Train by the defaults of :func:`vspair.fit`, as a user would; what was stopped continues.
 
@@ -72,6 +79,7 @@ def train_anchored(
         pairs: All that it learns from.
         minutes: How long it may take, as ``fit`` takes it.
         seed: The seed.
+        active: How many factors are asked for; 0 where ``fit`` is to choose.
         known: What ``fit`` is told of the pairs: ``groups`` or ``first``.
 
     Returns:
@@ -84,7 +92,7 @@ def train_anchored(
     work.note_work()
     folder = work.folder / name
     begun = folder.exists()
-    new: dict[str, Any] = {"minutes": minutes, "seed": seed}
+    new: dict[str, Any] = {"minutes": minutes, "seed": seed, "active": active}
     how: dict[str, Any] = {"resume": True} if begun else new
     how |= {"out": folder, "device": str(work.device), "progress": work.show}
     fit(pairs.x, pairs.y, **how, **known)

@@ -77,6 +77,7 @@ class Scale:
         unit: Whether pixels are on [0, 1], not on [-1, 1].
         small: Whether digits are made, few, and networks tiny, to see that everything runs.
         anchored_minutes: How long ``fit`` is told that its training may take.
+        anchored_active: How many factors it is asked for: as many as the paper's vsPAIR has.
     """
 
     epochs: int = 0
@@ -85,6 +86,7 @@ class Scale:
     unit: bool = False
     small: bool = False
     anchored_minutes: float = MINUTES
+    anchored_active: int = 39
 
     def config(self, name: str, seed: int = 0) -> Config:
         """Return the configuration of one of :data:`MODELS` at this scale."""
@@ -166,11 +168,12 @@ def ask_all(work: Work) -> bool:
 
 
 def answer_anchored(work: Work) -> bool:
-    """Train the preset ``anchored`` by the defaults of ``fit``, ask it, and keep its figures."""
+    """Train the preset ``anchored`` as ``fit`` does, ask it, and keep its figures."""
     note_test(work)
-    asked, minutes = InpaintingQuestion(work.data.test), work.scale.anchored_minutes
-    for seed, run in enumerate(work.scale.runs(ANCHORED)):
-        trained = train_anchored(work, run, work.data.train, minutes=minutes, seed=seed)
+    asked, scale = InpaintingQuestion(work.data.test), work.scale
+    how: dict[str, Any] = {"minutes": scale.anchored_minutes, "active": scale.anchored_active}
+    for seed, run in enumerate(scale.runs(ANCHORED)):
+        trained = train_anchored(work, run, work.data.train, seed=seed, **how)
         if not trained or not ask_model(work, run, asked):
             return False
     return keep_figures(work, [ANCHORED], shared_images(work, JUDGES))
@@ -272,12 +275,13 @@ def sizes(work: Work, records: Records) -> dict[str, Any]:
         "digits": "made here" if scale.small else "of MNIST",
         "pixels": RANGES[scale.unit],
         "anchored_minutes": scale.anchored_minutes,
+        "anchored_active": scale.anchored_active,
         "paper_scale": not scale.epochs and not scale.small and scale.test == 6000,
     }
 
 
 TRAINED, ASKED = ("epochs", "unit", "small", "seeds"), ("epochs", "unit", "small", "seeds", "test")
-OF_ANCHORED = ("unit", "small", "seeds", "test", "anchored_minutes")
+OF_ANCHORED = ("unit", "small", "seeds", "test", "anchored_minutes", "anchored_active")
 
 STUDY = Study[Scale, InpaintingData](
     name="mnist",
