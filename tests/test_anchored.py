@@ -475,7 +475,7 @@ def test_gates_open_above_the_threshold() -> None:
 
 GOOD = Verdict(
     pairs=200, mse=0.1, mse_ridge=0.2, mse_mean=1.0, mse_y=None, mse_first=None, crps=0.1,
-    coverage=0.9, share=0.6, active=5.1, asked=5, undecided=0.02, dead=3, factors=64,
+    coverage=0.9, share=0.6, active=5.1, asked=5, dead=3, factors=64,
 )  # fmt: skip
 
 

@@ -4,16 +4,19 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 import vspair
 from vspair import config as configs
-from vspair.anchored import DROPOUT, AnchoredModel
-from vspair.anchored_fit import _hold_out, _same_pairs
+from vspair.anchored import DROPOUT, AnchoredModel, ask_first
+from vspair.anchored_fit import AnchoredFit, _same_pairs
+from vspair.anchors.folds import hold_out
+from vspair.config import preset
 from vspair.data import Pairs
-from vspair.training.anchored import AnchoredTraining
+from vspair.training.anchored import AnchoredTraining, hold_tenth
 from vspair.training.doubt import find_knee
 from vspair.training.prepared import prepare
+from vspair.verdict import Verdict
 
 QUIET = {"progress": False, "device": "cpu", "epochs": 12}
 
@@ -70,11 +73,51 @@ def test_the_same_pairs_are_one_group() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_held_out_groups_are_never_most_of_the_pairs(seed: int) -> None:
     groups = torch.tensor([0] * 90 + [1] * 5 + [2] * 5)
-    held = _hold_out(groups, 0.1, seed)
-    assert 0 not in held
-    assert len(held) >= 1
-    equal = _hold_out(torch.arange(50), 0.1, seed)
-    assert len(set(equal.tolist())) == 5
+    held = hold_out(groups, 0.1, seed)
+    assert not held[groups == 0].any()
+    assert held.sum() in (5, 10)
+    held = hold_out(groups, 0.1, seed, kept=2)
+    assert held.sum() == 5  # one of two small groups is left
+    assert hold_out(torch.arange(50), 0.1, seed).sum() == 5
+
+
+def test_three_groups_of_unlike_size_can_be_fitted() -> None:
+    y = torch.randn(100, 3, generator=Generator().manual_seed(0))
+    labels = ["many"] * 90 + ["few"] * 5 + ["others"] * 5
+    model = vspair.fit(y, y, groups=labels, anchor="ridge", epochs=1, out=None, progress=False)
+    assert isinstance(model.verdict, Verdict)
+    assert model.verdict.pairs == 5
+
+
+def test_whole_groups_judge_epochs() -> None:
+    groups = torch.arange(20).repeat_interleave(10)
+    held = hold_tenth(groups[50:], 0)
+    assert held.sum() == 20
+    assert all(len(held[groups[50:] == g].unique()) == 1 for g in range(5, 20))
+    assert hold_tenth(torch.tensor([7] * 30 + [9] * 30), 0).sum() == 6  # too few groups
+
+
+def test_held_out_groups_choose_or_judge() -> None:
+    x = torch.randn(1000, 2, generator=Generator().manual_seed(0))
+    groups = torch.arange(20).repeat_interleave(50)
+    parts = AnchoredFit(preset("anchored"), Pairs(x, x), None, groups, "auto", None, ())
+    chooses, judges = (parts.held_groups[parts._half(k)].unique() for k in (0, 1))
+    assert sorted([*chooses.tolist(), *judges.tolist()]) == [0, 1]
+    # One held-out group alone has to do both.
+    parts = AnchoredFit(preset("anchored"), Pairs(x, x), None, groups // 2, "auto", None, ())
+    assert [len(parts._half(k)) for k in (0, 1)] == [50, 50]
+
+
+def test_a_users_anchor_is_asked_for_a_few_at_a_time() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def guess(y: Tensor) -> Tensor:
+        asked.append((len(y), torch.is_grad_enabled()))
+        return 2 * y
+
+    y = torch.arange(600.0).reshape(600, 1).requires_grad_()
+    assert torch.equal(ask_first(guess, y), 2 * y)
+    assert asked == [(256, False), (256, False), (88, False)]
 
 
 def test_a_curve_that_falls_has_its_knee_at_the_start() -> None:
@@ -90,8 +133,8 @@ def test_dropout_is_for_noisy_pairs_alone(no_waves: None) -> None:
     y = torch.randn(1500, 3, generator=g)
     smooth = torch.stack((y[:, 0] * y[:, 1], y[:, 2].square()), 1)
     said: dict[str, list[str]] = {"smooth": [], "noisy": []}
-    many = torch.randn(150, 60, generator=g)
-    noisy = many[:, :1].sign() + torch.randn(150, 8, generator=g)
+    many = torch.randn(300, 60, generator=g)
+    noisy = many[:, :1] * many[:, 1:2] + 0.3 * torch.randn(300, 8, generator=g)
     for name, pairs in {"smooth": Pairs(smooth, y), "noisy": Pairs(noisy, many)}.items():
         c = configs.override(configs.preset("anchored"), {"training": {"epochs": 25}})
         groups = torch.arange(len(pairs))

@@ -1,6 +1,7 @@
 """Anchored models that were trained: against exact posteriors, resumed, reloaded, refused."""
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from vspair.mixtures import Mixture
 from vspair.posterior import LatentPosterior
 from vspair.runs import Run, describe, read_tensors, write_tensors
 from vspair.training.anchored import AnchoredTraining, _Networks
-from vspair.training.doubt import CodeStage, Doubt
+from vspair.training.doubt import CodeStage, Doubt, undecided_share
 from vspair.training.interrupts import Interrupted
 from vspair.training.prepared import prepare, tell_domain
 from vspair.training.stage import Stage
@@ -125,6 +126,19 @@ def test_the_number_of_factors_is_a_promise(
     assert isinstance(model.verdict, Verdict)
     assert abs(model.verdict.active - 5) < 0.25
     assert "MISSES" not in model.verdict.lines[2]
+
+
+def test_gates_decide_before_undecided_ones_are_closed() -> None:
+    problem, said = Linear(20, 6, 8), list[str]()
+    train, held = (Pairs(*problem.pairs(n, n)) for n in (1000, 200))
+    changes = {"anchored": {"active": 5, "kinds": 64}, "training": {"epochs": 40}}
+    c, groups = configs.override(configs.preset("anchored"), changes), torch.arange(1000)
+    AnchoredTraining(train, held, c, groups=groups, say=said.append).run(show=False)
+    share = re.search(r"undecided gates are ([0-9.e+-]+) %", "\n".join(said))
+    assert share
+    assert float(share[1]) < 10
+    hedging = torch.tensor([[0.9, 0.3, 0.01], [1.0, 0.3, 0.04]])
+    assert undecided_share(hedging) == pytest.approx(0.6 / 2.55)
 
 
 def test_the_verdict_is_of_the_held_out_pairs(
@@ -509,6 +523,25 @@ def test_what_is_planned_takes_the_time_that_was_given(minutes: float) -> None:
     epochs = config.training.epochs
     assert nominal_seconds(config, x, epochs) <= 60 * minutes or epochs == 3
     assert nominal_seconds(config, x, epochs + 1) > 60 * minutes
+
+
+@pytest.mark.parametrize("anchor", ["auto", "none", "ridge", "network"])
+@pytest.mark.parametrize("shape", [(20_000, 5), (5000, 300), (20_000, 28, 28)])
+def test_every_anchor_takes_time(anchor: str, shape: tuple[int, ...]) -> None:
+    c = configs.override(configs.preset("anchored"), {"anchored": {"anchor": anchor}})
+    x = torch.randn(shape)
+    seconds = [nominal_seconds(planned(c, x, m), x, 10) for m in (1.0, 60.0)]
+    assert all(s > 0 for s in seconds)
+    without = nominal_seconds(c, x, 10) <= nominal_seconds(configs.preset("anchored"), x, 10)
+    assert without
+    assert plan_epochs(c, x, 1.0) <= plan_epochs(c, x, 60.0)
+
+
+def test_long_observations_of_vectors_take_longer() -> None:
+    c, x = configs.preset("anchored"), torch.randn(5000, 20)
+    short, long = (nominal_seconds(c, x, 10, observed=m) for m in (30, 30_000))
+    assert long > 3 * short
+    assert plan_epochs(c, x, MINUTES, 30_000) < plan_epochs(c, x, MINUTES, 30)
 
 
 def test_many_pairs_in_little_time_make_fewer_folds() -> None:

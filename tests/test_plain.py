@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from vspair.errors import VspairError
 from vspair.methods import Ridge
+from vspair.methods.held import held_rows
 from vspair.methods.plain import Plain, PlainNetwork, train_plain
 from vspair.networks.direct import DirectMap
 from vspair.problems.gaussian import GaussianProblem
@@ -99,6 +100,31 @@ def test_time_ends_a_training_within_an_epoch() -> None:
     start = time.monotonic()
     train_in_budget(model, model.loss, data, seconds=0.5, epochs=None, seed=0)
     assert 0.5 <= time.monotonic() - start < 1.5
+
+
+def test_passes_end_a_training_before_its_time() -> None:
+    """The step size falls to 0 with the passes, as if these had been asked for as epochs."""
+    x, y = GaussianProblem.random(0).pairs(60, 1, seed=1)
+    start = time.monotonic()
+    found = train_plain(x, y, seconds=1000.0, passes=3)
+    assert found.network.epochs == 3
+    assert time.monotonic() - start < 60
+    torch.testing.assert_close(found(y), train_plain(x, y, epochs=3)(y))
+    assert train_plain(x, y, seconds=1e-9, passes=3).network.epochs == 1
+
+
+def test_groups_are_held_out_whole() -> None:
+    """Pairs of one group choose the epoch: it is the best by those, not by others."""
+    x, y = GaussianProblem.random(0).pairs(60, 1, seed=1)
+    labels = ["b"] * 6 + ["a"] * 54
+    rows = torch.arange(60) < 6
+    for how in ({"epochs": 2}, {"passes": 2, "seconds": 1000.0}):
+        found = train_plain(x, y, groups=labels, **how)
+        assert found.network.epochs == 2
+    kept = held_rows(60, 0.1, 0, labels)
+    assert torch.equal(kept[1], rows.nonzero().flatten())
+    with pytest.raises(VspairError, match="groups has one label"):
+        train_plain(x, y, groups=[0] * 60, epochs=1)
 
 
 def test_the_best_epoch_is_kept() -> None:

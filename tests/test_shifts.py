@@ -11,6 +11,7 @@ import vspair
 from vspair.anchored import AnchoredModel
 from vspair.anchors import RidgePath, ShiftPath
 from vspair.data import Pairs
+from vspair.errors import VspairError
 from vspair.methods import ShiftRidge
 from vspair.networks.spatial import Domain, Frame
 from vspair.problems.heat import HeatProblem
@@ -60,6 +61,23 @@ def test_channels_that_are_the_same_are_no_trouble() -> None:
     assert found.isfinite().all()
     # Next to no penalty: as if one channel answered all three.
     torch.testing.assert_close(found[:, 4].double(), 2 * y, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (1, 4, 6), (2, 3, 5)])
+def test_shift_ridge_is_least_squares_on_every_shift(shape: tuple[int, ...]) -> None:
+    frame = Frame(shape, "image")
+    x, y = _pairs(9, shape)
+    new = _pairs(4, shape, seed=1)[1]
+    every = [_shifted(frame.maps(t), frame.size) for t in (x, y)]
+    weight = torch.linalg.lstsq(every[1], every[0]).solution
+    expected = (new.flatten(1) @ weight).reshape(new.shape)
+    torch.testing.assert_close(ShiftRidge(Pairs(x, y))(new), expected)
+
+
+def test_shift_ridge_refuses_what_has_no_places() -> None:
+    x = torch.randn(9, 4)
+    with pytest.raises(VspairError, match="expected images of one shape"):
+        ShiftRidge(Pairs(x, x))
 
 
 def test_some_penalties_are_kept() -> None:

@@ -150,8 +150,8 @@ def test_factors_are_named_by_kind_and_middle() -> None:
     image = model((9, 14), "image")
     assert image.n_factors == 3 * 3 * 4
     assert image.factor_name(0) == "kind 0 at (2, 2)"
-    assert image.factor_name(12 + 4 + 3) == "kind 1 at (6, 14)"
-    assert image.factor_name(35) == "kind 2 at (10, 14)"
+    assert image.factor_name(12 + 4 + 3) == "kind 1 at (6, 13)"  # of 14 columns
+    assert image.factor_name(35) == "kind 2 at (8, 13)"
     assert model((50,), "signal").factor_name(13 + 1) == "kind 1 at (6)"
     assert model((4,), "vector").factor_name(2) == "factor 2"
     # The name is of what the decoder reads at this place.

@@ -31,10 +31,10 @@ from vspair.errors import VspairError
 from vspair.mixtures import Mixture
 from vspair.model import InverseModel, Shape
 from vspair.networks import evaluating
-from vspair.networks.spatial import Frame, PlaceDecoder, PlaceEncoder, Reader
+from vspair.networks.spatial import STRIDE, Frame, PlaceDecoder, PlaceEncoder, Reader
 from vspair.posterior import LatentPosterior
 
-__all__ = ["AnchoredModel", "First", "as_first"]
+__all__ = ["AnchoredModel", "First", "as_first", "ask_first"]
 
 First = Callable[[Tensor], Any]
 """From observations (B, *y_shape) to first guesses (B, *x_shape)."""
@@ -50,6 +50,12 @@ CLOSED = -30.0
 
 DROPOUT = 0.3
 """The share of hidden numbers that networks of vectors leave out in training, where it helps."""
+
+MOST_READ = 4096
+"""The most entries of an observation that networks of vectors read one by one."""
+
+PART = 256
+"""How many observations are read at a time."""
 
 LOG_GRAIN = (-8.0, 3.0)
 """The bounds of the logarithm of the grain, beside the constant one."""
@@ -165,9 +171,11 @@ class AnchoredModel(InverseModel):
 
     @property
     def reads_y(self) -> bool:
-        """Whether networks read y itself: where it lies on x's grid, or x has no places."""
+        """Whether networks read y itself: where it lies on x's grid, or neither has places."""
         size = self.frame.size
-        return not size or (len(self.y_shape) >= len(size) and self.y_shape[-len(size) :] == size)
+        if not size:
+            return math.prod(self.y_shape) <= MOST_READ
+        return len(self.y_shape) >= len(size) and self.y_shape[-len(size) :] == size
 
     @property
     def n_features(self) -> int:
@@ -368,7 +376,7 @@ class AnchoredModel(InverseModel):
                 "This model was trained with first guesses: give them with y, as first = guesses "
                 f"of shape (B, {', '.join(map(str, self.x_shape))}), or --first FILE."
             )
-        given = self.first(y) if first is None and self.first is not None else first
+        given = ask_first(self.first, y) if first is None and self.first is not None else first
         return self.x_scale(as_first(given, len(y), self.x_shape).to(y))
 
     def answer(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -407,10 +415,17 @@ class AnchoredModel(InverseModel):
         The answer (B, *x_shape) is normalised as the unknown is, the grain (B, *x_shape) is in
         units of the residual.
         """
+        guesses = [None] * len(y) if first is None else first.split(PART)
+        parts = [self._read_part(*each) for each in zip(y.split(PART), guesses, strict=False)]
+        answer, numbers, grain = (torch.cat(each) for each in zip(*parts, strict=True))
+        return answer, self.read_code(numbers), grain
+
+    def _read_part(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return answer, the numbers of the code, and grain."""
         answer, seen = self.answer(y, first)
         numbers = self.code_reader(seen)[1]
         assert numbers is not None
-        return answer, self.read_code(numbers), self.grain(seen)
+        return answer, numbers, self.grain(seen)
 
     def posterior(self, y: Any, *, first: Any = None, noise: bool = True) -> LatentPosterior:
         """Return what the model believes of x, given observations in their own units.
@@ -445,8 +460,16 @@ class AnchoredModel(InverseModel):
         places = math.prod(self.frame.places)
         kind, place = divmod(index, places)
         at = torch.unravel_index(torch.tensor(place), self.frame.places)
-        middle = ", ".join(str(4 * int(p) + 2) for p in at)
+        sides = zip(at, self.frame.size, strict=True)
+        middle = ", ".join(str(min(STRIDE * int(p) + STRIDE // 2, s - 1)) for p, s in sides)
         return f"kind {kind} at ({middle})"
+
+
+@torch.no_grad()
+def ask_first(call: First, y: Tensor) -> Tensor:
+    """Return a user's first guesses for observations (B, *y_shape), asked for some at a time."""
+    parts = [as_data(call(part), "first").float() for part in y.cpu().split(PART)]
+    return torch.cat(parts)
 
 
 def as_first(first: Any, count: int, x_shape: Shape) -> Tensor:

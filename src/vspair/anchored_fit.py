@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
-from vspair.anchored import AnchoredModel, First, as_first
-from vspair.anchors.folds import as_groups
+from vspair.anchored import MOST_READ, AnchoredModel, First, as_first, ask_first
+from vspair.anchors.folds import as_groups, assign_folds, hold_out
 from vspair.config import Config
 from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
@@ -84,16 +85,23 @@ def code_epochs(config: Config, pairs: int, epochs: int) -> int:
     return max(min(epochs, most, MOST_CODE), min(4 * epochs, few))
 
 
-def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
+def nominal_seconds(config: Config, x: Tensor, epochs: int, observed: int = 0) -> float:
     """Return how long a training takes on two cores of a common CPU, from what was measured.
 
     It depends on sizes alone, so that the same pairs give the same epochs on every machine.
+
+    Arguments:
+        config: The settings.
+        x: The unknowns to train on, with shape (N, *x_shape).
+        epochs: How many passes over the pairs networks get.
+        observed: The entries of an observation, which count where x is a vector.
     """
     a, domain = config.anchored, tell_domain(x, config.anchored.domain)
     folds = (a.folds or FOLDS) if a.anchor in ("auto", "network") else 0
-    tried = folds + bool(help_of(domain, config, len(x)))  # of one network, two
+    tried = folds + bool(folds and help_of(domain, config, len(x)))  # of one network, two
     if domain == "vector":
-        network, code, grain = 4.3e-5, 4e-5, 4e-5
+        wide = 3 * x[0].numel() + min(observed, MOST_READ)
+        network, code, grain = 4.3e-5 + 4e-8 * wide, 4e-5 + 3e-8 * wide, 4e-5 + 1e-8 * wide
     else:
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
         size = entries * (a.width / 32) ** 1.5
@@ -103,18 +111,18 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int) -> float:
     return len(x) * (passes + grain * max(2, epochs // 3))
 
 
-def plan_epochs(config: Config, x: Tensor, minutes: float) -> int:
+def plan_epochs(config: Config, x: Tensor, minutes: float, observed: int = 0) -> int:
     """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of vectors."""
     if not minutes > 0:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
     vectors = tell_domain(x, config.anchored.domain) == "vector"
     few, many = VECTOR_EPOCHS if vectors else EPOCHS
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
-    fits = (n for n in range(most, few, -1) if nominal_seconds(config, x, n) <= 60 * minutes)
-    return next(fits, few)
+    seconds = partial(nominal_seconds, config, x, observed=observed)
+    return next((n for n in range(most, few, -1) if seconds(n) <= 60 * minutes), few)
 
 
-def planned(config: Config, x: Tensor, minutes: float = MINUTES) -> Config:
+def planned(config: Config, x: Tensor, minutes: float = MINUTES, observed: int = 0) -> Config:
     """Return settings whose stages, the code's too, have the passes that fit the time.
 
     Where networks of five folds would see the pairs but a few times, there are three.
@@ -123,12 +131,13 @@ def planned(config: Config, x: Tensor, minutes: float = MINUTES) -> Config:
         config: The settings.
         x: The unknowns to train on, with shape (N, *x_shape).
         minutes: How long the training may take on two cores, about.
+        observed: The entries of an observation.
     """
-    epochs = plan_epochs(config, x, minutes)
+    epochs = plan_epochs(config, x, minutes, observed)
     if not config.anchored.folds:
         folds = FOLDS if epochs >= FEW_PASSES else FEW_FOLDS
         config = configs.override(config, {"anchored": {"folds": folds}})
-        epochs = plan_epochs(config, x, minutes)
+        epochs = plan_epochs(config, x, minutes, observed)
     code = code_epochs(config, len(x), epochs)
     changes = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
     return configs.override(config, changes)
@@ -173,7 +182,7 @@ class AnchoredFit:
         self._check_active(pairs.x)
         if self.call is not None and first is not None:
             raise VspairError("anchor is a function and first is given: give one of them.")
-        guesses = self.call(pairs.y) if self.call is not None else first
+        guesses = ask_first(self.call, pairs.y) if self.call is not None else first
         known = None if guesses is None else as_first(guesses, len(pairs), pairs.shapes[0])
         self._divide(pairs, given, known, held_first)
 
@@ -198,9 +207,11 @@ class AnchoredFit:
                     "the pairs to train on."
                 )
             self.train, self.held, self.first = pairs, given, None
-            self.held_groups = len(given)
+            self.held_groups = torch.arange(len(given))
             if first is not None:
-                guesses = self.call(given.y) if self.call is not None else (*held_first, None)[0]
+                guesses = (*held_first, None)[0]
+                if self.call is not None:
+                    guesses = ask_first(self.call, given.y)
                 if guesses is None:
                     raise VspairError(
                         "first was given, but not for held: give held = (x, y, first)."
@@ -213,10 +224,9 @@ class AnchoredFit:
                 f"groups has {count} different labels: expected at least 3, one to hold out and "
                 "two to answer each other. Leave groups out, or give held = (x, y)."
             )
-        out = _hold_out(self.groups, t.validation or 0.1, t.seed)
-        held = torch.isin(self.groups, out)
-        self.train, self.held, self.held_groups = pairs[~held], pairs[held], len(out)
-        self.groups = torch.unique(self.groups[~held], return_inverse=True)[1]
+        held = hold_out(self.groups, t.validation or 0.1, t.seed, kept=2)
+        self.train, self.held = pairs[~held], pairs[held]
+        self.groups, self.held_groups = _renumber(self.groups[~held]), _renumber(self.groups[held])
         self.first = None if first is None else (first[~held], first[held])
 
     def run(
@@ -247,10 +257,10 @@ class AnchoredFit:
             if (ended := self._ended(run, device)) is not None:
                 return ended
         say: Callable[[str], None] = _print if progress else (lambda _: None)
-        choosing = self.held[self._half(0)]
+        chooses = self._half(0)
         training = AnchoredTraining(
-            self.train, choosing, self.config, groups=self.groups,
-            held_groups=min(self.held_groups, len(choosing)), first=self._first(0),
+            self.train, self.held[chooses], self.config, groups=self.groups,
+            held_groups=len(self.held_groups[chooses].unique()), first=self._first(0),
             folder=None if run is None else run.path, device=device, say=say,
         )  # fmt: skip
         model = training.run(progress)
@@ -273,9 +283,19 @@ class AnchoredFit:
         model.verdict = Verdict(**{"mse_y": None, "mse_first": None, **kept})
         return model
 
-    def _half(self, which: int) -> slice:
-        """Return which held-out pairs choose (0) and which judge (1); all do both if few."""
-        return slice(which, None, 2) if len(self.held) >= LEAST_HALVED else slice(None)
+    def _half(self, which: int) -> Tensor:
+        """Return which held-out pairs choose (0) and which judge (1); all do both if few.
+
+        Groups are divided only where one of the halves would be too small otherwise.
+        """
+        count = len(self.held)
+        if count < LEAST_HALVED:
+            return torch.arange(count)
+        half, groups = torch.arange(count) % 2, self.held_groups
+        if 2 <= int(groups.max()) + 1 < count:
+            whole = assign_folds(groups, 2, self.config.training.seed)
+            half = whole if int(torch.bincount(whole).min()) >= LEAST_HALVED // 2 else half
+        return (half == which).nonzero().squeeze(1)
 
     def _first(self, which: int) -> tuple[Tensor, Tensor] | None:
         """Return first guesses of training pairs and of a half of the held-out ones."""
@@ -287,7 +307,8 @@ class AnchoredFit:
         if given:
             return
         minutes = MINUTES if minutes is None else minutes
-        self.config = planned(self.config, self.train.x, minutes)
+        observed = self.train.y[0].numel()
+        self.config = planned(self.config, self.train.x, minutes, observed)
 
     def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
         first = self._first(1)
@@ -329,17 +350,9 @@ def doubt_of_fit(
     return doubt_again(model, parts.train, parts.groups, config), parts.held
 
 
-def _hold_out(groups: Tensor, share: float, seed: int) -> Tensor:
-    """Return whole groups with about a share of the pairs, at least one and never twice that."""
-    sizes = torch.bincount(groups)
-    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
-    chosen, count = [], 0
-    for group in order.tolist():
-        size = int(sizes[group])
-        if count < share * len(groups) and count + size <= 2 * share * len(groups):
-            chosen.append(group)
-            count += size
-    return torch.tensor(chosen or [int(sizes.argmin())])
+def _renumber(groups: Tensor) -> Tensor:
+    """Return groups numbered from 0 on."""
+    return torch.unique(groups, return_inverse=True)[1]
 
 
 def _same_pairs(pairs: Pairs) -> Tensor:

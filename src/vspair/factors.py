@@ -44,6 +44,10 @@ from vspair.networks import LatentMoves, evaluating
 __all__ = ["Factors", "Split", "leading_factors", "moved_latents", "split_variance"]
 
 
+NEVER = 1e-12
+"""The largest probability of a gate that is taken for closed."""
+
+
 @dataclass(frozen=True)
 class _Record:
     """Tensors that share their first dimension, one entry an observation."""
@@ -209,7 +213,8 @@ def _carried(
 ) -> Tensor:
     """Return structural and parametric variance of each factor, with shape (2, B, l)."""
     carried = code.mu.new_zeros(2, *code.mu.shape)
-    for rows, dims, *images in _images(code, moves, std, allowed):
+    open_ = code.omega > NEVER  # others need not be decoded
+    for rows, dims, *images in _images(code, moves, std, allowed & open_):
         squares = torch.stack(images).square_()
         carried[:, rows, dims] = (squares * weights[rows]).sum(-1)
     return carried * torch.stack((code.omega * code.absent, code.omega))

@@ -43,8 +43,6 @@ class Verdict:
         share: The share of the variance that factors carry; grain carries the rest.
         active: The number of factors present in answers, on average.
         asked: The number that was asked for; 0 where it was chosen.
-        undecided: The share of the expected number of factors that comes from gates between 0.05
-            and 0.5.
         dead: How many factors are present in no answer.
         factors: How many factors there are.
     """
@@ -60,7 +58,6 @@ class Verdict:
     share: float
     active: float
     asked: int
-    undecided: float
     dead: int
     factors: int
 
@@ -114,6 +111,8 @@ class Verdict:
             f"Factors: {self.active:.3g} of {self.factors} are present in an answer and carry "
             f"{100 * self.share:.0f} % of the doubt; grain carries the rest."
         )
+        if not self.asked:
+            line += " How many there are was chosen on held-out pairs."
         if self.asked and abs(self.active - self.asked) > 0.05 * self.asked:
             return f"{line} That MISSES the {self.asked} asked for: use more pairs or minutes."
         if self.share < 0.1:
@@ -152,7 +151,6 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
         share=max(mean["variance_factors"] / max(mean["variance"], 1e-30), 0.0),
         active=mean["active"],
         asked=model.anchored.active,
-        undecided=mean["hedged"] / max(mean["present"], 1e-30),
         dead=int((found_omega(model, y, guesses) <= 0.5).all(0).sum()),
         factors=model.n_factors,
     )

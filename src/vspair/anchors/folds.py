@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vspair.errors import VspairError
 
-__all__ = ["as_groups", "assign_folds"]
+__all__ = ["as_groups", "assign_folds", "hold_out"]
 
 
 def as_groups(groups: Any, count: int) -> Tensor:
@@ -60,3 +60,27 @@ def assign_folds(groups: Tensor, folds: int, seed: int) -> Tensor:
         fold[group] = least
         load[least] += int(sizes[group])
     return fold[groups]
+
+
+def hold_out(groups: Tensor, share: float, seed: int, kept: int = 1) -> Tensor:
+    """Return which pairs are held out, bool (N,): whole groups with about a share of them.
+
+    At least one group is, and at least ``kept`` are not; never twice the share, unless the
+    smallest group alone has more.
+
+    Arguments:
+        groups: The group of each pair, numbered from 0 on, with shape (N,).
+        share: The share of the pairs that is to be held out.
+        seed: Fixes which groups.
+        kept: How many groups are left at least.
+    """
+    sizes = torch.bincount(groups)
+    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+    chosen, count = list[int](), 0
+    for group in order.tolist():
+        size = int(sizes[group])
+        fits = count < share * len(groups) and count + size <= 2 * share * len(groups)
+        if fits and len(sizes) - len(chosen) > kept:
+            chosen.append(group)
+            count += size
+    return torch.isin(groups, torch.tensor(chosen or [int(sizes.argmin())]))

@@ -31,6 +31,7 @@ from vspair.anchored import AnchoredModel
 from vspair.codes import Normal
 from vspair.data import as_data, as_pairs
 from vspair.errors import VspairError
+from vspair.methods.held import apart
 from vspair.networks import evaluating
 from vspair.networks.spatial import Domain, Frame, PlaceDecoder, PlaceEncoder, Reader
 from vspair.posterior import Posterior
@@ -201,6 +202,7 @@ def train_cvae_network(
     epochs: int | None = None,
     seed: int = 0,
     device: str = "cpu",
+    groups: Any = None,
 ) -> CvaeNetwork:
     """Return a network trained on residuals, of which a tenth chooses the best epoch.
 
@@ -215,6 +217,7 @@ def train_cvae_network(
         epochs: How often to see each residual, whatever time that takes.
         seed: Fixes first weights, order, noise, and which residuals are held out.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
+        groups: Labels (N,) of residuals that belong together and are held out together.
     """
     seen, residual = as_data(seen, "seen").float(), as_data(residual, "residual").float()
     if len(seen) != len(residual):
@@ -232,7 +235,8 @@ def train_cvae_network(
         return network.loss(of_y, left, generator)
 
     how: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed}
-    train_in_budget(network, loss, (seen, residual), batch_size=64, **how)
+    data, held = apart((seen, residual), groups, seed)
+    train_in_budget(network, loss, data, held=held, batch_size=64, **how)
     return network
 
 

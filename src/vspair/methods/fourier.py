@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vspair.data import Pairs
+from vspair.errors import VspairError
 from vspair.methods.point import PointMethod
 from vspair.problems.heat import HeatProblem
 
@@ -20,6 +21,12 @@ __all__ = ["PENALTIES", "ShiftRidge", "Tikhonov", "Wiener"]
 
 PENALTIES = (0.0, *(10.0 ** (k / 4) for k in range(-48, 9)))
 """The penalties that are tried for the Tikhonov inversion: none, and 1e-12 to 100."""
+
+_LEAST = 1e-12
+"""Channels that others tell, up to this share of the largest eigenvalue, are left out."""
+
+_CHUNK = 1000
+"""Pairs that are transformed at once."""
 
 
 class Tikhonov(PointMethod):
@@ -69,20 +76,43 @@ class Wiener(PointMethod):
 class ShiftRidge(PointMethod):
     """The linear answer that pairs and all their periodic shifts teach.
 
-    Least squares over all shifts is one complex factor for each Fourier mode.
+    Least squares over all shifts is one complex factor for each Fourier mode, a matrix between
+    channels where there are several.
 
     Arguments:
-        pairs: The pairs to learn from, of images (N, n, n).
+        pairs: The pairs to learn from, of images (N, H, W) or (N, C, H, W), x and y of one shape.
     """
 
     name = "ridge with shifts"
 
     def __init__(self, pairs: Pairs) -> None:
-        seen, wanted = (torch.fft.rfft2(t.double()) for t in (pairs.y, pairs.x))
-        power = seen.abs().square().sum(0).clamp(min=1e-300)
-        self.factor = (seen.conj() * wanted).sum(0) / power
+        x_shape, y_shape = pairs.shapes
+        if x_shape != y_shape or len(x_shape) not in (2, 3):
+            raise VspairError(
+                f"x and y have shapes {x_shape} and {y_shape}: expected images of one shape."
+            )
+        power, product = _moments(pairs)
+        self.factor = torch.linalg.pinv(power, rtol=_LEAST, hermitian=True) @ product
 
     def __call__(self, y: Tensor) -> Tensor:
-        """Return the answers to observations (B, n, n), with the same shape."""
-        spectrum = self.factor.to(y.device) * torch.fft.rfft2(y.double())
-        return torch.fft.irfft2(spectrum, s=y.shape[-2:]).to(y.dtype)
+        """Return the answers to observations (B, *, H, W), with the same shape."""
+        spectrum = _spectra(y).unsqueeze(-2) @ self.factor.to(y.device)
+        found = spectrum.squeeze(-2).movedim(-1, 1)
+        return torch.fft.irfft2(found, s=y.shape[-2:]).to(y.dtype).reshape(y.shape)
+
+
+def _spectra(images: Tensor) -> Tensor:
+    """Return the Fourier modes of images (B, *, H, W), with shape (B, *modes, C)."""
+    maps = images.double().reshape(len(images), -1, *images.shape[-2:])
+    return torch.fft.rfft2(maps).movedim(1, -1)
+
+
+def _moments(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return the sums of Y* Y^T and of Y* X^T over pairs, both with shape (*modes, C, C)."""
+    parts = []
+    for x, y in zip(pairs.x.split(_CHUNK), pairs.y.split(_CHUNK), strict=True):
+        seen, wanted = _spectra(y), _spectra(x)
+        both = torch.cat((seen, wanted), -1)
+        parts.append(torch.einsum("b...i,b...j->...ij", seen.conj(), both))
+    power, product = torch.stack(parts).sum(0).chunk(2, -1)
+    return power, product

@@ -31,6 +31,7 @@ from torch import Generator, Tensor
 
 from vspair.data import Normaliser, as_data, as_pairs, expect_batch
 from vspair.errors import VspairError
+from vspair.methods.held import apart
 from vspair.methods.point import PointMethod
 from vspair.metrics import spanned_share
 from vspair.networks.direct import DirectMap
@@ -143,6 +144,7 @@ def train_components(
     epochs: int | None = None,
     seed: int = 0,
     device: str = "cpu",
+    groups: Any = None,
 ) -> Components:
     """Return a network trained to predict the principal components of residuals.
 
@@ -155,6 +157,7 @@ def train_components(
         epochs: How often to see each residual, whatever time that takes.
         seed: Fixes first weights, order, and which residuals are held out.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
+        groups: Labels (N,) of residuals that belong together and are held out together.
     """
     features = as_data(features, "features").float()
     residuals = as_data(residuals, "residuals").float()
@@ -177,7 +180,8 @@ def train_components(
         return model.loss(*batch)
 
     how: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed}
-    train_in_budget(model, loss, (features, residuals), batch_size=64, **how)
+    data, held = apart((features, residuals), groups, seed)
+    train_in_budget(model, loss, data, held=held, batch_size=64, **how)
     return model
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vspair.data import as_pairs, expect_batch, split
+from vspair.data import as_pairs, expect_batch
 from vspair.errors import VspairError
+from vspair.methods.held import held_rows
 from vspair.methods.point import PointMethod
 
 __all__ = ["Ridge"]
@@ -35,6 +36,8 @@ class Ridge(PointMethod):
         penalties: The penalties lambda to choose from; one alone is taken as it is.
         validation: The share of the pairs that the choice is made on.
         seed: Fixes which pairs are held out.
+        groups: Labels (N,) of pairs that belong together and are held out together; each pair is
+            alone where not given.
 
     Example:
         >>> y = torch.arange(12.0).reshape(6, 2)
@@ -52,6 +55,7 @@ class Ridge(PointMethod):
         penalties: Sequence[float] = PENALTIES,
         validation: float = 0.2,
         seed: int = 0,
+        groups: Any = None,
     ) -> None:
         x, y = as_pairs(x, y)
         self.x_shape, self.y_shape = tuple(x.shape[1:]), tuple(y.shape[1:])
@@ -59,7 +63,8 @@ class Ridge(PointMethod):
         _check(penalties)
         self.penalty = penalties[0]
         if len(penalties) > 1:
-            self.penalty = _choose(flat_x, flat_y, penalties, *split(len(x), validation, seed))
+            parts = held_rows(len(x), validation, seed, groups)
+            self.penalty = _choose(flat_x, flat_y, penalties, *parts)
         self.weight, self.bias = next(_solve(flat_x, flat_y, [self.penalty]))
         self.n_parameters = self.weight.numel() + self.bias.numel()
 

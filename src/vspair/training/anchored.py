@@ -20,6 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from vspair.anchored import DROPOUT, AnchoredModel
+from vspair.anchors.folds import hold_out
 from vspair.config import Config, TrainingConfig
 from vspair.data import Pairs
 from vspair.networks import evaluating
@@ -54,9 +55,8 @@ class _Networks:
         """Return the training of network k."""
         net = self.model.networks[k]
         rows = (self.data.fold != k).nonzero().squeeze(1)
-        order = torch.randperm(len(rows), generator=Generator().manual_seed(k))
-        tenth = max(1, len(rows) // 10)
-        judged, rows = rows[order[:tenth]], rows[order[tenth:]]
+        judges = hold_tenth(self.data.groups[rows], k)
+        judged, rows = rows[judges], rows[~judges]
         vectors = not self.model.frame.size
 
         def loss(batch: Tensor, noise: Generator, _: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -85,6 +85,18 @@ class _Networks:
         return float((said - self.target[rows]).square().mean())
 
 
+def hold_tenth(groups: Tensor, seed: int) -> Tensor:
+    """Return which pairs judge the epochs of a network, bool (N,): about a tenth of them.
+
+    Whole groups, unless these are so few and large that too little would be left.
+    """
+    own = torch.unique(groups.cpu(), return_inverse=True)[1]
+    held = hold_out(own, 0.1, seed)
+    if 3 * int(held.sum()) > len(own):
+        held = hold_out(torch.arange(len(own)), 0.1, seed)
+    return held.to(groups.device)
+
+
 @contextmanager
 def _chance_from(generator: Generator) -> Iterator[None]:
     """Let torch's own chance come from a generator, and leave it as it was."""
@@ -110,9 +122,10 @@ def doubt_again(
         config: The settings that it was trained with.
         first: First guesses, where the model was trained with them.
     """
-    _, data = prepare(train, first, groups, config, lambda _: None)
+    device = model.x_scale.mean.device
+    _, data = prepare(train, first, groups, config, lambda _: None, device)
     with evaluating(model):
-        return left_in_doubt(model, data.to(model.x_scale.mean.device))
+        return left_in_doubt(model, data.to(device))
 
 
 class AnchoredTraining:
@@ -159,6 +172,7 @@ class AnchoredTraining:
         model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = data.to(self.device)
         doubt = self._anchor(model, data, show)
+        del data  # what is seen of it is in doubt already
         held = self._held(model)
         code = CodeStage(model, doubt, held)
         every = torch.arange(len(doubt.residual), device=self.device)
@@ -170,6 +184,10 @@ class AnchoredTraining:
         )  # fmt: skip
         self._run(stage, "code", show)
         code.settle()
+        if not model.anchored.active:
+            self.say(
+                f"code: {float(model.thresholds.active):.0f} factors, chosen on held-out pairs"
+            )
         self.say(code.health())
         if model.anchored.grain == "predicted":
             grain = GrainStage(model, doubt, held)

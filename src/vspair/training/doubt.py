@@ -108,6 +108,12 @@ def present(p: SpikeSlab | Mixture) -> Tensor:
     return (p.modes.omega.amax(1) if isinstance(p, Mixture) else p.omega) > 0.5
 
 
+def undecided_share(omega: Tensor) -> float:
+    """Return the share of the expected factors that is of gates between 0.05 and 0.5."""
+    between = omega[(omega > 0.05) & (omega < 0.5)].sum()
+    return float(between / omega.sum().clamp(min=1e-30))
+
+
 def misfit(q: SpikeSlab, p: SpikeSlab | Mixture) -> Tensor:
     """Return what is least where p has the moments of a constant q, with shape (B,)."""
     return p.fit_to(q) if isinstance(p, Mixture) else p.fit_to(q).sum(-1)
@@ -251,13 +257,13 @@ class CodeStage:
             nats += float(divergence(q, p).double().sum())
             gates.append(p.modes.omega.amax(1) if isinstance(p, Mixture) else p.omega)
         omega = torch.cat(gates)
-        undecided = omega[(omega > 0.05) & (omega < 0.5)].sum() / omega.sum().clamp(min=1e-30)
+        undecided = undecided_share(omega)
         used = int((omega > 0.5).any(0).sum())
         share, every = 100 * self.explained(budget), omega.shape[1]
         return (
             f"code: KL {nats / len(omega):.3g} nats; explains {share:.3g} % of squared residuals; "
             f"{used} of {every} factors are in use, {every - used} dead; undecided gates are "
-            f"{100 * float(undecided):.2g} % of those expected"
+            f"{100 * undecided:.2g} % of those expected"
         )
 
     @torch.no_grad()

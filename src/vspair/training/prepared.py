@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -102,19 +102,26 @@ class Prepared:
         features: Normalised features, out of fold, with shape (N, n_features, *size).
         residual: What the base leaves, in units of its deviation, with shape (N, *x_shape).
         fold: The fold of each pair, with shape (N,).
+        groups: The group of each pair, with shape (N,).
     """
 
     features: Tensor
     residual: Tensor
     fold: Tensor
+    groups: Tensor
 
     def to(self, device: torch.device | str) -> Prepared:
         """Return the same on a device."""
-        return Prepared(self.features.to(device), self.residual.to(device), self.fold.to(device))
+        return Prepared(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
-def _ridge_answers(path: AnyPath, y: Tensor, chunk: int = 2000) -> Tensor:
-    return torch.cat([path(part) for part in y.split(chunk)])
+def _parts(rows: Tensor, width: int, penalties: int) -> tuple[Tensor, ...]:
+    """Return rows in parts whose answers for some penalties are of 64 MB or little more."""
+    return rows.split(max(16, min(2000, 16_000_000 // (penalties * width))))
+
+
+def _ridge_answers(path: AnyPath, y: Tensor, width: int, steps: int) -> Tensor:
+    return torch.cat([path(part) for part in _parts(y, width, steps)])
 
 
 def fit_ridge(
@@ -153,7 +160,7 @@ def fit_ridge(
     parts, errors = [], torch.zeros(len(penalties), dtype=torch.float64, device=device)
     for k in range(int(fold.max()) + 1):
         parts.append(fit(x[fold != k], y[fold != k], penalties))
-        for rows in (fold == k).nonzero().squeeze(1).split(500):
+        for rows in _parts((fold == k).nonzero().squeeze(1), x.shape[1], len(penalties)):
             wrong = parts[-1](y[rows]) - x[rows].unsqueeze(1)
             errors += wrong.double().square().sum((0, 2))
     steps = ridge_steps(penalties, errors)
@@ -161,9 +168,9 @@ def fit_ridge(
     answers = x.new_empty(len(x), len(steps), x.shape[1])
     for k, part in enumerate(parts):
         part.keep(steps)
-        answers[fold == k] = _ridge_answers(part, y[fold == k])
+        answers[fold == k] = _ridge_answers(part, y[fold == k], x.shape[1], len(steps))
     if not out_of_fold:
-        answers = _ridge_answers(path, y)
+        answers = _ridge_answers(path, y, x.shape[1], len(steps))
     return path.cpu(), answers.cpu(), errors[steps].cpu() / x.numel()
 
 
@@ -190,15 +197,19 @@ def _best_ridge(
     """
     x, y = x.flatten(1), y.flatten(1)
     how: dict[str, Any] = {"out_of_fold": out_of_fold, "device": device}
-    found: list[tuple[RidgeKind, AnyPath, Tensor, Tensor]]
-    found = [("entries", *fit_ridge(x, y.float(), fold, **how))]
-    if near is not None:
-        near = near.flatten(1)
-        path, answers, errors = fit_ridge(x - near, y.float(), fold, **how)
-        found.append(("toward-y", path, answers + near.unsqueeze(1), errors))
-    if near is not None and frame.size:
-        found.append(("shifts", *fit_ridge(x, y, fold, out_of_fold, frame)))
-    return min(found, key=lambda each: float(each[3].min()))
+    best: tuple[RidgeKind, AnyPath, Tensor, Tensor]
+    best = ("entries", *fit_ridge(x, y.float(), fold, **how))
+    if near is None:
+        return best
+    near = near.flatten(1)
+    path, answers, errors = fit_ridge(x - near, y.float(), fold, **how)
+    if float(errors.min()) < float(best[3].min()):
+        best = ("toward-y", path, answers.add_(near.unsqueeze(1)), errors)
+    if frame.size:
+        path, answers, errors = fit_ridge(x, y, fold, out_of_fold, frame)
+        if float(errors.min()) < float(best[3].min()):
+            best = ("shifts", path, answers, errors)
+    return best
 
 
 def _choose_base(
@@ -296,7 +307,7 @@ def prepare(
     residual = (x - model.base(stacked)) * scale
     stacked -= mean
     stacked /= std
-    return model, Prepared(_fast(stacked), _fast(residual), fold)
+    return model, Prepared(_fast(stacked), _fast(residual), fold, groups)
 
 
 def _fast(maps: Tensor) -> Tensor:
