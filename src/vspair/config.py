@@ -146,7 +146,8 @@ class TrainingConfig:
     """How the model is trained.
 
     Arguments:
-        epochs: Passes over the training pairs, both stages together.
+        epochs: Passes over the training pairs, both stages together; of the anchored model, those
+            of each stage, which ``fit`` plans where nobody has named them.
         batch_size: Pairs in a step.
         learning_rate: Adam's step size.
         schedule: Whether the step size stays ``constant`` or decays as a ``cosine``.
@@ -204,7 +205,8 @@ class AnchoredConfig:
         folds: How many parts of the pairs are answered by what was fitted to the others; 0 chooses
             5, or 3 where that leaves networks too little time.
         width: The channels of the networks that read y.
-        kinds: The kinds of factors at each place; of vectors, all factors.
+        kinds: The kinds of factors at each place; of vectors, all factors. ``fit`` plans it where
+            nobody has named it.
         modes: How many weighted codes a y has; 0 chooses 8 for vectors and 1 elsewhere.
         active: How many factors answers have on average; 0 chooses by the knee of what they
             explain of held-out residuals.
@@ -240,12 +242,27 @@ class AnchoredConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All that describes a run beside its data."""
+    """All that describes a run beside its data.
+
+    It remembers which keys a file or :func:`override` has set: what ``fit`` plans by the pairs, it
+    plans only where nobody has named it.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     anchored: AnchoredConfig = field(default_factory=AnchoredConfig)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The dotted keys that were set on top of a preset, such as ``training.epochs``."""
+        return self.__dict__.get("_named", frozenset())
+
+    def names(self, key: str) -> bool:
+        """Return whether a key was set: by its name, or to something else than its default."""
+        section, _, name = key.partition(".")
+        usual = getattr(getattr(Config(), section), name)
+        return key in self.named or getattr(getattr(self, section), name) != usual
 
 
 _POSITIVE = {
@@ -330,10 +347,23 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return the configuration with nested changes, checked as strictly as a file.
 
     Example:
-        >>> override(Config(), {"training": {"epochs": 3}}).training.epochs
-        3
+        >>> changed = override(Config(), {"training": {"epochs": 3}})
+        >>> changed.training.epochs, sorted(changed.named)
+        (3, ['training.epochs'])
     """
-    return from_dict(Config, _merge(dataclasses.asdict(config), changes))
+    changed = from_dict(Config, _merge(dataclasses.asdict(config), changes))
+    # No field: it describes no run, is not written with one, and tells no two of them apart.
+    object.__setattr__(changed, "_named", config.named | _keys(changes))
+    return changed
+
+
+def _keys(changes: Mapping[str, Any], prefix: str = "") -> frozenset[str]:
+    """Return the dotted keys of nested changes."""
+    found = frozenset[str]()
+    for key, value in changes.items():
+        nested = isinstance(value, Mapping)
+        found |= _keys(value, f"{prefix}{key}.") if nested else {prefix + key}
+    return found
 
 
 def _scalar(value: Any) -> str:
@@ -368,7 +398,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def load(path: str | Path) -> Config:
     """Read a configuration file; it may name a ``preset`` to start from.
 
-    Keys that the file leaves out keep the preset's value, ``calibrated`` where none is named.
+    Keys that the file leaves out keep the preset's value, ``calibrated`` where none is named;
+    passes and kinds of the anchored model are planned by ``fit`` then.
     """
     values = read_toml(Path(path))
     name = values.pop("preset", "calibrated")

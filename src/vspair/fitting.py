@@ -15,13 +15,14 @@ import torch
 
 from vspair import config as configs
 from vspair.anchored import First
-from vspair.anchored_fit import AnchorChoice, AnchoredFit, suggest_kinds
+from vspair.anchored_fit import KEYS, AnchorChoice, AnchoredFit, suggest_kinds
 from vspair.config import Config, PresetName, TrainingConfig
 from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.objective import Objective
 from vspair.runs import Run, pick_device
+from vspair.training.prepared import tell_domain
 from vspair.training.trainer import Trainer
 
 __all__ = [
@@ -35,6 +36,9 @@ __all__ = [
 
 LEAST_STEPS = 5000
 """The steps below which a training of few pairs gets more epochs than a hundred."""
+
+HARMLESS = {"capture": False, "compile": False, "precision": "float32", "patience": 0}
+"""Keys of the training section that the anchored model does not read, with what it does anyway."""
 
 EXECUTION_KEYS = ("capture", "compile", "precision", "checkpoint_seconds")
 """Keys of the training section that say how it is executed, not what it computes."""
@@ -72,7 +76,7 @@ def _preset_config(preset: PresetName, active: int, pairs: Pairs) -> Config:
     """Return a preset with the settings that suit the pairs."""
     config = configs.preset(preset, active)
     if preset == "anchored":
-        return configs.override(config, {"anchored": {"kinds": suggest_kinds(pairs.x, active)}})
+        return config  # its sizes are planned, as those of a file are
     settings = suggest_settings(*pairs.shapes, len(pairs), active)
     if preset == "paper":
         settings.pop("objective", None)
@@ -102,6 +106,9 @@ def _complete_config(
         )
     config = config or _preset_config(preset or "anchored", active, pairs)
     config = configs.override(config, {"training": changes})
+    if config.model.kind == "anchored":
+        _expect_read(config)
+        return _with_kinds(config, pairs.x)
     asked, kind = config.objective.active, config.model.kind
     if asked and kind in ("PAIR", "vPAIR"):
         raise VspairError(f"active = {asked}, but {kind} has no gates: leave it out.")
@@ -111,6 +118,41 @@ def _complete_config(
             "Raise model.x_size or ask for fewer."
         )
     return config
+
+
+def _expect_read(config: Config) -> None:
+    """Refuse what was named for the anchored model and would be ignored, or break its stages."""
+    usual = configs.preset("anchored")
+    for section in ("model", "objective", "training"):
+        for name, value in dataclasses.asdict(getattr(config, section)).items():
+            key = f"{section}.{name}"
+            same = value == dataclasses.asdict(getattr(usual, section))[name]
+            named = section == "training" and key in config.named
+            read = name in KEYS if section == "training" else name == "temperature"
+            if read or (same and not named) or HARMLESS.get(name) == value:
+                continue
+            raise VspairError(_unread(key, value))
+
+
+def _unread(key: str, value: Any) -> str:
+    shown = "" if isinstance(value, dict) else f" ({value!r} would be ignored)"
+    return (
+        f"{key} was given, but the stages of the anchored model set it themselves{shown}: "
+        f"expected {', '.join(KEYS)}, or keys of [anchored]. Leave it out, or use "
+        "preset = 'calibrated'."
+    )
+
+
+def _with_kinds(config: Config, x: torch.Tensor) -> Config:
+    """Return settings of the anchored model with kinds of factors for the pairs, unless named."""
+    if config.names("anchored.kinds"):
+        return config
+    a = config.anchored
+    domain = tell_domain(x, a.domain) if a.spatial else "vector"
+    # As what they are, not what they look like: one entry is a vector, one row of pixels a signal.
+    seen = {"vector": x.flatten(1)[:, :1], "signal": x.flatten(1)[:, None]}.get(domain, x)
+    kinds = suggest_kinds(seen, a.active)
+    return configs.override(config, {"anchored": {"kinds": kinds}})
 
 
 def fit(
@@ -149,7 +191,8 @@ def fit(
         active: How many factors answers have on average; 0 chooses.
         preset: ``anchored``, which is the default, ``calibrated`` or ``paper``; not with a config.
         config: Everything in detail; nothing is chosen for you then (see
-            :func:`suggest_settings`).
+            :func:`suggest_settings`), except epochs and kinds of the anchored model where the
+            configuration does not name them.
         minutes: How long the training of the anchored model may take on two CPU cores, about.
         out: A folder to save the run in; it must not exist, unless it is resumed.
         resume: Continue the run in ``out`` where it was stopped.
@@ -164,8 +207,8 @@ def fit(
         torch.Size([5, 2])
     """
     pairs = Pairs.of(x, y)
-    given = None if held is None else Pairs.of(*held[:2], vary=False, prefix="held ")
-    detailed = config is not None
+    _expect_finite(minutes)
+    given, guesses = _read_held(held, known=first is not None)
     if resume:
         other = isinstance(anchor, str) and anchor != "auto"
         changed = bool(changes or config or active or preset or other or minutes is not None)
@@ -175,9 +218,9 @@ def fit(
         run = None
         config = _complete_config(config, preset, active, pairs, changes)
     if config.model.kind == "anchored":
-        wanted = AnchoredFit(config, pairs, given, groups, anchor, first, (held or ())[2:])
+        wanted = AnchoredFit(config, pairs, given, groups, anchor, first, guesses)
         del pairs  # which are divided by now: sinograms may be too large to be kept twice
-        how = (pick_device(device), progress, detailed)
+        how = (pick_device(device), progress, config.names("training.epochs"))
         return wanted.run(out, run, minutes, changes, *how)
     _expect_plain(config, groups=groups, first=first, minutes=minutes, anchor=anchor)
     parts = split_pairs(pairs, config) if given is None else (pairs, given)
@@ -187,6 +230,33 @@ def fit(
         trainer = start_training(*parts, config, out=out, device=pick_device(device))
     trainer.train(progress)
     return trainer.model
+
+
+def _expect_finite(minutes: float | None) -> None:
+    if minutes is not None and math.isinf(minutes):
+        raise VspairError(
+            f"minutes = {minutes:g}: expected a finite number above 0. Leave minutes out for the "
+            "usual time, or say how many passes by epochs."
+        )
+
+
+def _read_held(held: tuple[Any, ...] | None, known: bool) -> tuple[Pairs | None, tuple[Any, ...]]:
+    """Return held-out pairs and first guesses of theirs, as a tuple of one or none.
+
+    Arguments:
+        held: What was given.
+        known: Whether there are first guesses of the pairs to train on.
+    """
+    if held is None:
+        return None, ()
+    if len(held) not in (2, 3):
+        raise VspairError(f"held has {len(held)} parts: expected (x, y), or (x, y, first).")
+    if len(held) == 3 and held[2] is not None and not known:
+        raise VspairError(
+            "held has first guesses as a third, but the pairs to train on have none: give "
+            "first = guesses too, or held = (x, y)."
+        )
+    return Pairs.of(*held[:2], vary=False, prefix="held "), tuple(held[2:])
 
 
 def _expect_plain(config: Config, anchor: Any, **others: Any) -> None:

@@ -224,6 +224,12 @@ def build(config: ModelConfig, x_shape: Shape, y_shape: Shape) -> InverseModel:
         >>> build(ModelConfig(x_size=8, y_size=8), (2,), (4,)).n_parameters
         3495
     """
+    if config.kind not in _FAMILIES:
+        raise VspairError(
+            f"kind = {config.kind!r}: expected one of {', '.join(_FAMILIES)}, as the pairs decide "
+            "what weights an anchored model has. Call vspair.fit(x, y) for a new one, or "
+            "vspair.load(FOLDER) for one that was trained."
+        )
     for name, shape in (("x", x_shape), ("y", y_shape)):
         network = config.x_network if name == "x" else config.y_network
         if network.resolve(shape) == "conv" and len(shape) < 2:

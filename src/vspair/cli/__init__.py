@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from vspair.anchored_fit import MINUTES
 from vspair.cli.shared import Device, say, stoppable
 from vspair.cli.studies import reproduce
 from vspair.errors import VspairError
@@ -100,7 +101,7 @@ def fit(
         str | None, typer.Option(help="Which pairs belong together, such as patients: labels.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="How long to train on two cores, about: 5.")
+        float | None, typer.Option(help=f"How long to train on two cores, about: {MINUTES:g}.")
     ] = None,
     preset: Annotated[
         Literal["anchored", "calibrated", "paper"] | None,
