@@ -351,6 +351,8 @@ def program(
             "--set objective.beta0=1 --metric nnz",
             "metric = 'nnz': expected one of mse_mean, mse_sample,",
         ),
+        ("--set anchored.beta=0.5,1 --preset anchored", "paired models, not the anchored one"),
+        ("--set model.kind=vsPAIR,anchored --config c.toml", "call 'vspair fit' with a --config"),
         ("--set objective.beta0=1 --held-out 0", "held_out = 0.0"),
         ("--set objective.beta0=1 --held-out nan", "held_out = nan"),
         ("--set objective.beta0=1 --jobs 0", "'--jobs'"),

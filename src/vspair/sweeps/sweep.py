@@ -177,6 +177,7 @@ class Sweep:
     def check(self) -> None:
         """Refuse axes that make no sweep."""
         keys = [axis.key for axis in self.axes]
+        self._expect_paired()
         for axis in self.axes:
             if keys.count(axis.key) > 1:
                 raise VspairError(f"{axis.key} is given twice: expected each key once.")
@@ -191,6 +192,16 @@ class Sweep:
         steers = {"objective.rho", "objective.active"} & set(keys) == {"objective.active"}
         if steers and self.config.objective.rho != "dual":
             raise VspairError("objective.active needs objective.rho=dual: set that too.")
+
+    def _expect_paired(self) -> None:
+        """Refuse the anchored model, whose trainings are neither planned nor continued here."""
+        of_axes = {v for axis in self.axes for v in axis.values if axis.key == "model.kind"}
+        if "anchored" in of_axes | {self.config.model.kind}:
+            raise VspairError(
+                "A sweep trains paired models, not the anchored one: expected the preset "
+                "calibrated or paper, or a configuration of theirs. To compare settings of the "
+                "anchored model, call 'vspair fit' with a --config and an --out for each."
+            )
 
     def planned(self, pairs: str) -> Trials:
         """Return the trials on pairs that are known again by these words."""
