@@ -146,9 +146,10 @@ def test_numbers_are_those_of_the_one_scorer(done: tuple[Path, Path]) -> None:
 def test_the_default_is_what_fit_makes_of_the_pairs(
     done: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The rows are those of a model that a user gets from a call without settings."""
+    """The rows are those of a model that a user gets who says how many factors and minutes."""
     pairs, test = STUDY.load(SMOKE, None).train, STUDY.load(SMOKE, None).test
-    model = fit(pairs.x, pairs.y, minutes=SMOKE.anchored_minutes, device="cpu", progress=False)
+    said: dict[str, Any] = {"minutes": SMOKE.anchored_minutes, "active": SMOKE.anchored_active}
+    model = fit(pairs.x, pairs.y, **said, device="cpu", progress=False)
     scores = score_method(model, test.x, test.y, samples=30, chunk=500)
     rows = {r["metric"]: r for r in summary(done[1])["rows"] if r.get("preset") == "anchored"}
     for name, values in scores.items():

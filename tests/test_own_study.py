@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from vspair.anchors import folds
 from vspair.cli import app
 from vspair.data import Pairs
-from vspair.datasets.own import SETS, OwnSet, Part
+from vspair.datasets.own import SETS, OwnSet, Part, Split
 from vspair.errors import VspairError
-from vspair.methods import Ridge
+from vspair.methods import Ridge, ShiftRidge, held
 from vspair.posterior import SamplePosterior
 from vspair.runs import read_groups
+from vspair.studies.own import around as own_around
 from vspair.studies.own import study as own_study
 from vspair.studies.own import tables
 from vspair.studies.own.drawing import draw_all
 from vspair.studies.own.study import MADE, SMOKE, STUDY, Case, Scale, load
+from vspair.training.doubt import Doubt
 
 FEW = Scale(sets="made", seeds=1, samples=10, seconds=0.2)
 
@@ -106,7 +109,7 @@ def test_tables_have_a_line_a_set_and_leave_out_what_nobody_measured() -> None:
         case[tables.OURS] |= tables.ratios(case)
     second["trivial-y"] = {"mse_mean": 9.0, "crps": 9.0}
     found = tables.rows_of({"zoom": [first], "motions": [second]})
-    about = {"seeds": 1, "samples": 10, "seconds": 60.0}
+    about = asdict(FEW)
     text = tables.text_of(found, about, [SETS["zoom"], SETS["motions"]])
     assert "| | vsPAIR | ridge | network | y itself | mean |" in text
     assert "| zoom | 1 | 2 | 3 | - | 4 |" in text
@@ -117,7 +120,7 @@ def test_tables_have_a_line_a_set_and_leave_out_what_nobody_measured() -> None:
 
 def test_sets_that_were_tuned_on_are_marked() -> None:
     case = case_of((1, 2, 3, 4), (1, 2, 3, 4))
-    about = {"seeds": 1, "samples": 10, "seconds": 60.0}
+    about = asdict(FEW)
     text = tables.text_of(tables.rows_of({"rgb": [case]}), about, [SETS["rgb"]])
     assert f"- `rgb`: {SETS['rgb'].words}; settings were chosen on pairs of this kind." in text
 
@@ -129,13 +132,111 @@ def test_answers_are_of_all_pairs_and_residuals_of_pairs_not_learned_from() -> N
     """With as many unknowns as pairs ridge fits exactly: only held-out residuals are not 0."""
     generator = torch.manual_seed(0)
     train = Pairs(*(torch.randn(40, 50, generator=generator) for _ in range(2)))
-    method = own_study._with_residuals("ridge", train, FEW, seed=0)
-    kept, held = train.split(own_study.HELD, 0)
-    assert (len(kept), len(held)) == (36, 4)
-    expected = (Ridge(kept.x, kept.y, seed=0)(held.y) - held.x).square().mean(0).sqrt()
+    method = own_study._with_residuals("ridge", Split(train, train, None), FEW, seed=0)
+    kept, rest = train.split(own_study.HELD, 0)
+    assert (len(kept), len(rest)) == (36, 4)
+    expected = (Ridge(kept.x, kept.y, seed=0)(rest.y) - rest.x).square().mean(0).sqrt()
     assert torch.allclose(method.std, expected, atol=1e-5)
     answer = Ridge(train.x, train.y, seed=0)(train.y)
     assert torch.equal(method.posterior(train.y).mean(), answer)
+
+
+def grouped(counts: Sequence[int], seed: int = 0) -> Split:
+    """Return pairs of sources whose unknowns are far apart."""
+    generator = torch.manual_seed(seed)
+    groups = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    x = groups[:, None] + 0.1 * torch.randn(len(groups), 3, generator=generator)
+    train = Pairs(x, torch.randn(len(groups), 2, generator=generator))
+    return Split(train, train, groups)
+
+
+def test_rivals_hold_out_whole_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    split, given = grouped([20] * 5), []
+
+    def make(pairs: Pairs, groups: Tensor | None, scale: Scale, seed: int) -> Ridge:
+        assert groups is not None
+        given.append((pairs, groups))
+        return Ridge(pairs.x, pairs.y, groups=groups, seed=seed)
+
+    monkeypatch.setitem(own_study.SIMPLE, "ridge", make)
+    own_study._with_residuals("ridge", split, FEW, seed=0)
+    (kept, sources), (every, _) = given
+    assert [int((sources == k).sum()) for k in sources.unique()] == [20] * 4
+    assert (len(kept), len(every)) == (80, 100)
+
+
+@pytest.mark.parametrize("name", ["ridge", "network"])
+def test_rivals_choose_by_whole_sources(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses the penalty or the epoch is never of a source that is learned from."""
+    split, asked = grouped([20] * 5), []
+    known = folds.hold_out
+
+    def hold_out(groups: Tensor, *how: Any, **more: Any) -> Tensor:
+        out = known(groups, *how, **more)
+        asked.append(set(groups[out].tolist()) & set(groups[~out].tolist()))
+        return out
+
+    monkeypatch.setattr(held, "hold_out", hold_out)
+    own_study.SIMPLE[name](split.train, split.groups, replace(FEW, passes=1), 0)
+    assert asked == [set()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((1, 6, 6), True), ((3, 6, 6), True), ((6, 6), True), ((6,), False)],
+)
+def test_ridge_with_shifts_answers_images_of_one_shape(
+    shape: tuple[int, ...], expected: bool, tmp_path: Path
+) -> None:
+    generator = torch.manual_seed(0)
+    train = Pairs(*(torch.randn(30, *shape, generator=generator) for _ in range(2)))
+    split = Split(train, train, None)
+    work: Any = type("Work", (), {"scale": FEW})
+    makers = own_study._makers(work, split, 0)
+    assert ("ridge-shifts" in makers) == expected
+    if expected:
+        method = makers["ridge-shifts"]()
+        answer = method.posterior(train.y).mean()
+        assert torch.equal(answer, ShiftRidge(train)(train.y))
+        assert answer.shape == train.x.shape
+
+
+def test_residuals_are_of_test_pairs_from_everywhere() -> None:
+    """Test pairs of one source lie side by side: the first 200 would be of one alone."""
+    x = torch.arange(800.0)[:, None]
+    asked, seen = own_around._spread(Pairs(x, 2 * x))
+    assert len(asked) == own_around.ASKED
+    assert torch.equal(seen, 2 * asked)
+    assert torch.histc(asked, 4, 0, 800).tolist() == [50] * 4
+    assert torch.equal(own_around._spread(Pairs(x[:7], x[:7]))[0], x[:7])
+
+
+def test_directions_learn_from_as_many_residuals_as_the_dense_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split, count = grouped([20] * 5), own_around.MOST + 10
+    stands = own_around.Around(None, split, 0, 1.0, "cpu")  # type: ignore[arg-type]
+    every = torch.arange(float(count))[:, None]
+    stands.known = Doubt(every, every), split.train
+    stands.groups = torch.arange(count)
+    doubt, groups = stands.some
+    assert len(doubt.seen) == own_around.MOST == 20_000
+    assert groups is not None
+    assert torch.equal(groups, doubt.seen[:, 0].long())
+
+
+def test_residuals_out_of_fold_keep_their_sources() -> None:
+    split = grouped([20] * 5)
+    stands = own_around.Around(None, split, 0, 1.0, "cpu")  # type: ignore[arg-type]
+    assert stands.groups is not None
+    assert torch.bincount(stands.groups).tolist() == [20] * 4
+
+
+def test_answers_are_known_again_by_sources_too() -> None:
+    split = grouped([20] * 5)
+    every = (split, split._replace(groups=None), split._replace(groups=split.groups.flip(0)))  # type: ignore[union-attr]
+    assert len({own_study._made_from(each, FEW) for each in every}) == 3
+    assert own_study._made_from(split, FEW) == own_study._made_from(grouped([20] * 5), FEW)
 
 
 def test_study_pairs_are_not_those_that_settings_were_chosen_on() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from vspair import config as configs
 from vspair.anchored import AnchoredModel
-from vspair.anchored_fit import doubt_of_fit
+from vspair.anchored_fit import AnchoredFit, doubt_of_fit
 from vspair.data import Pairs
 from vspair.datasets.own import Split
 from vspair.methods import AnchorAnswer, Cvae, GaussianResiduals
@@ -30,7 +31,7 @@ __all__ = ["AROUND", "Around"]
 ASKED = 200
 """The most test pairs whose residuals are taken apart."""
 
-FOR_DIRECTIONS, FOR_CODE = 4000, 20_000
+MOST = 20_000
 """The most residuals that directions, and a dense code, are learned from."""
 
 
@@ -56,12 +57,25 @@ class Around:
         """Residuals out of fold, in units of the residual, and pairs that were held out."""
         return doubt_of_fit(self.model, self.split.train, self.split.groups, self.seed)
 
-    def some(self, most: int) -> Doubt:
-        """Return some residuals out of fold, by chance."""
+    @cached_property
+    def groups(self) -> Tensor | None:
+        """The sources of the residuals out of fold; none where each has its own."""
+        if self.split.groups is None:
+            return None
+        changes = {"training": {"seed": self.seed}}
+        config = configs.override(configs.preset("anchored"), changes)
+        known = self.split.train, None, self.split.groups
+        return AnchoredFit(config, *known, "auto", None, ()).groups
+
+    @cached_property
+    def some(self) -> tuple[Doubt, Tensor | None]:
+        """Some residuals out of fold, by chance, and their sources."""
         doubt, _ = self.known
         order = torch.randperm(len(doubt.seen), generator=Generator().manual_seed(self.seed))
-        rows = order[:most].sort().values.to(doubt.seen.device)
-        return Doubt(doubt.seen[rows], doubt.residual[rows])
+        rows = order[:MOST].sort().values
+        there = rows.to(doubt.seen.device)
+        groups = None if self.groups is None else self.groups[rows]
+        return Doubt(doubt.seen[there], doubt.residual[there]), groups
 
     def gaussian(self) -> Method:
         """Return the answer with Gaussian residuals, entry by entry, of held-out pairs."""
@@ -70,22 +84,29 @@ class Around:
 
     def cvae(self) -> Method:
         """Return the answer with a dense code of what it leaves."""
-        doubt = self.some(FOR_CODE)
-        parts = doubt.seen.cpu(), doubt.residual.cpu()
-        return Cvae(self.model, train_cvae_network(self.model.frame, *parts, **self.how))
+        doubt, groups = self.some
+        parts = self.model.frame, doubt.seen.cpu(), doubt.residual.cpu()
+        return Cvae(self.model, train_cvae_network(*parts, groups=groups, **self.how))
 
     def taken_apart(self) -> dict[str, float]:
         """Return what factors and others explain and span of the residuals of test pairs."""
-        model, doubt, test = self.model, self.some(FOR_DIRECTIONS), self.split.test
+        model, (doubt, groups) = self.model, self.some
         residuals = (doubt.residual * model.x_normaliser.std).cpu()
         if residuals[0].numel() <= FEW:
             return {}  # five directions are all there are
-        x, y = test.x[:ASKED], test.y[:ASKED]
+        x, y = _spread(self.split.test)
         found = spans(model, x, y, residuals)
-        network = train_components(_read(doubt.seen), residuals, k=FEW, **self.how)
+        seen_by = _read(doubt.seen), residuals
+        network = train_components(*seen_by, k=FEW, groups=groups, **self.how)
         answer, seen = model.ask(y)
         shares = network.spanned(x.to(answer) - answer, _read(seen))
         return found | {"spanned_nppc_5": float(shares.mean())}
+
+
+def _spread(test: Pairs) -> tuple[Tensor, Tensor]:
+    """Return x and y of test pairs from everywhere: those of one source lie side by side."""
+    rows = torch.linspace(0, len(test) - 1, min(ASKED, len(test))).round().long()
+    return test.x[rows], test.y[rows]
 
 
 def _read(seen: Tensor) -> Tensor:

@@ -3,8 +3,10 @@
 The paper's problems are made, and settings were chosen on them. Here are sets of real pairs (see
 :mod:`vspair.datasets.own`), on which ``fit`` is called as a user calls it, without any setting.
 Beside it stand ridge regression, a plain regression network, the mean of the training unknowns
-and, where x and y have one shape, y itself. These are trained twice: on all pairs, for the
-answer, and on nine tenths of them, for Gaussian residuals, entry by entry, of the last tenth.
+and, where x and y have one shape, y itself and, of images, ridge with shifts. These are trained
+twice: on all pairs, for the answer, and without about a tenth of them, whole sources where there
+are few, for Gaussian residuals, entry by entry, of that tenth. The network's best epoch and the
+penalty of ridge are chosen by whole sources too, as everything in ``fit`` is.
 Around the anchor of the default itself stand Gaussian residuals and a dense code, which tell what
 its own code is worth.
 
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vspair.anchored import AnchoredModel
 from vspair.data import Pairs
@@ -39,6 +42,7 @@ from vspair.methods import (
     Ridge,
     ShiftRidge,
 )
+from vspair.methods.held import held_rows
 from vspair.methods.plain import train_plain
 from vspair.posterior import Method, Posterior
 from vspair.problems.heat import HeatProblem
@@ -80,14 +84,18 @@ class Scale:
         sets: The names of the sets, with commas between them; all where empty.
         seeds: How many seeds of each.
         samples: Posterior samples that a test pair is judged by.
-        seconds: Of the training of the plain network.
+        seconds: Of the training of the plain network, at most.
+        passes: How often the plain network sees each pair, at most.
+        around: Seconds of the training of others around the anchor, of each.
         epochs: Passes of vsPAIR's training over the pairs; 0 leaves the default.
     """
 
     sets: str = ""
     seeds: int = 3
     samples: int = 100
-    seconds: float = 60.0
+    seconds: float = 150.0
+    passes: int = 150
+    around: float = 60.0
     epochs: int = 0
 
     def known(self, data_dir: Path | None = None) -> dict[str, OwnSet]:
@@ -106,7 +114,7 @@ class Scale:
         return [known[name] for name in names]
 
 
-SMOKE = Scale(sets=MADE.name, seeds=2, samples=20, seconds=1.0, epochs=2)
+SMOKE = Scale(sets=MADE.name, seeds=2, samples=20, seconds=1.0, around=1.0, epochs=2)
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ class Timed:
         self.method = make()
         self.seconds = time.perf_counter() - start
 
-    def posterior(self, y: torch.Tensor) -> Posterior:
+    def posterior(self, y: Tensor) -> Posterior:
         """Return what the method believes of x, given observations of shape (B, *y_shape)."""
         return self.method.posterior(y)
 
@@ -174,29 +182,36 @@ class Timed:
         return {"mse_mean": float(torch.cat(errors).mean())}
 
 
-SIMPLE: dict[str, Callable[[Pairs, Scale, int], PointMethod]] = {
-    "ridge": lambda pairs, scale, seed: Ridge(pairs.x, pairs.y, seed=seed),
-    "network": lambda pairs, scale, seed: train_plain(
-        pairs.x, pairs.y, seconds=scale.seconds, seed=seed
-    ),
-    "ridge-shifts": lambda pairs, scale, seed: ShiftRidge(pairs),
-    "trivial-y": lambda pairs, scale, seed: AnswerY(),
-    "trivial-mean": lambda pairs, scale, seed: AnswerMean(pairs.x),
-}
-"""The methods that answer with one estimate: from pairs, the scale and a seed."""
+def _network(pairs: Pairs, groups: Tensor | None, scale: Scale, seed: int) -> PointMethod:
+    """Return a plain network, of the time and the passes of a scale."""
+    most: dict[str, Any] = {"seconds": scale.seconds, "passes": scale.passes}
+    return train_plain(pairs.x, pairs.y, groups=groups, seed=seed, **most)
 
-OF_ONE_SHAPE = {"trivial-y": (2, 3, 4), "ridge-shifts": (3,)}
+
+SIMPLE: dict[str, Callable[[Pairs, Tensor | None, Scale, int], PointMethod]] = {
+    "ridge": lambda pairs, groups, _, seed: Ridge(pairs.x, pairs.y, groups=groups, seed=seed),
+    "network": _network,
+    "ridge-shifts": lambda pairs, *_: ShiftRidge(pairs),
+    "trivial-y": lambda *_: AnswerY(),
+    "trivial-mean": lambda pairs, *_: AnswerMean(pairs.x),
+}
+"""The methods that answer with one estimate: from pairs, their sources, the scale and a seed."""
+
+OF_ONE_SHAPE = {"trivial-y": (2, 3, 4), "ridge-shifts": (3, 4)}
 """Methods for x and y of one shape, with the dimensions that both may have."""
 
 
-def _with_residuals(name: str, train: Pairs, scale: Scale, seed: int) -> GaussianResiduals:
+def _with_residuals(name: str, split: Split, scale: Scale, seed: int) -> GaussianResiduals:
     """Return a simple method of all training pairs.
 
-    Its spread is the residuals of a tenth of them after learning from the others.
+    Its spread is the residuals of a tenth of them, or of whole sources, after learning from the
+    others.
     """
-    kept, held = train.split(HELD, seed)
-    found = GaussianResiduals(SIMPLE[name](kept, scale, seed), held.x, held.y)
-    found.method = SIMPLE[name](train, scale, seed)
+    train, groups = split.train, split.groups
+    kept, rest = held_rows(len(train), HELD, seed, groups, kept=2)
+    others, held = None if groups is None else groups[kept], train[rest]
+    found = GaussianResiduals(SIMPLE[name](train[kept], others, scale, seed), held.x, held.y)
+    found.method = SIMPLE[name](train, groups, scale, seed)
     return found
 
 
@@ -214,7 +229,7 @@ def _makers(work: Work, split: Split, seed: int) -> dict[str, Callable[[], Metho
     """Return what makes each simple method that can answer, by the method's name."""
     same, dims = len({*split.train.shapes}) == 1, split.train.x.ndim
     names = [n for n in SIMPLE if n not in OF_ONE_SHAPE or (same and dims in OF_ONE_SHAPE[n])]
-    return {name: partial(_with_residuals, name, split.train, work.scale, seed) for name in names}
+    return {name: partial(_with_residuals, name, split, work.scale, seed) for name in names}
 
 
 class Ours:
@@ -263,11 +278,17 @@ def answer(work: Work) -> bool:
     return each_done(work, work.data, _ask_all, list)
 
 
+def _made_from(split: Split, scale: Scale) -> str:
+    """Return what the methods of one case are known again by."""
+    trained = scale.seconds, scale.passes, scale.around, scale.epochs
+    return digest(library_digest(), split.train.x, split.train.y, split.groups, *trained)
+
+
 def _ask_all(work: Work, case: Case) -> bool:
     """Keep the answers of all methods in one case; return whether that is done."""
     split, scale = case.load(), work.scale
     question = Question(split.test, samples=scale.samples, block=BLOCK)
-    made_from = digest(library_digest(), split.train.x, split.train.y, scale.seconds, scale.epochs)
+    made_from = _made_from(split, scale)
 
     def ask(name: str, make: Callable[[], Timed], numbers: Callable[[Timed], Groups]) -> bool:
         work.say(f"{case.own.name}, seed {case.seed}: {name}")
@@ -285,7 +306,7 @@ def _ask_all(work: Work, case: Case) -> bool:
         if not ask(name, partial(Timed, make), simple):
             return False
     how = partial(
-        Around, split=split, seed=case.seed, seconds=scale.seconds, device=str(work.device)
+        Around, split=split, seed=case.seed, seconds=scale.around, device=str(work.device)
     )
     ours = Ours(partial(_fit_defaults, work, split, case.seed), how)
     if not ask(tables.OURS, lambda: ours.timed, lambda _: ours.numbers(case.seed == 0)):
@@ -322,7 +343,7 @@ def _kept(work: Work, case: Case) -> dict[str, Groups]:
     }
 
 
-ASKED = ("samples", "seconds", "epochs")
+ASKED = ("samples", "seconds", "passes", "around", "epochs")
 """What of a scale answers depend on, beside the seed; sets may be added one by one."""
 
 ANSWERS = Stage(answer, (*ASKED, "seeds"), grows=("seeds",), renews=ASKED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vspair.anchored_fit import MINUTES
 from vspair.report.tables import Table, format_number
 from vspair.studies.results import Row
 from vspair.studies.words import read_words
@@ -64,6 +65,7 @@ def text_of(
     source = "made" if data["references"] == "made here" else "read"
     return WORDS.text["report"].format(
         **about,
+        minutes=MINUTES,
         preset=preset,
         box=WORDS.text["kept inside" if about["inside"] else "free"],
         references=WORDS.text[source].format(**data),
