@@ -398,6 +398,9 @@ def test_numbers_of_the_figures_keep_their_shapes(whole: Path) -> None:
     )
     np.testing.assert_allclose(rounded, kept, rtol=0.01, atol=1e-7)
     assert ((rounded == 0) == (kept == 0)).all()
+    moved = read_groups(whole / "runs" / "answers" / "vspair_paper.npz", "")["perturbation"]
+    changes, shown = moved["difference"], found["perturbation_paper"]["difference"]
+    np.testing.assert_allclose(shown, changes, rtol=1e-3, atol=np.abs(changes).max() / 200)
 
 
 def test_what_is_beyond_two_deviations_counts_the_learned_noise(whole: Path) -> None:
