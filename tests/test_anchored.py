@@ -487,6 +487,18 @@ def test_a_good_verdict_names_numbers_and_no_fault() -> None:
     assert not any(word.isupper() for line in GOOD.lines for word in line.split() if len(word) > 3)
 
 
+def test_few_groups_are_few_however_many_pairs_they_have() -> None:
+    lines = {groups: replace(GOOD, groups=groups).lines[0] for groups in (None, 200, 9, 1)}
+    assert lines[None] == lines[200] == GOOD.lines[0]
+    assert "200 held-out pairs of 9 groups (ridge" in lines[9]
+    assert "200 held-out pairs of 1 group, too few to be sure (ridge" in lines[1]
+
+
+def test_verdicts_of_other_versions_are_read() -> None:
+    kept = {k: v for k, v in GOOD.as_dict().items() if k != "lines"}
+    assert Verdict.of(kept | {"undecided": 0.1}) == GOOD
+
+
 @pytest.mark.parametrize(
     ("changes", "line", "words"),
     [

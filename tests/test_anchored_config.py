@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 
 import vspair
 from vspair import config as configs
-from vspair.anchored_fit import MINUTES, AnchoredFit, suggest_kinds
+from vspair.anchored_fit import MINUTES, AnchoredFit, planned, suggest_kinds
 from vspair.cli import app
 from vspair.config import Config
 from vspair.data import Pairs
 from vspair.errors import VspairError
 from vspair.fitting import _complete_config
+from vspair.networks.spatial import Domain
+from vspair.training.prepared import tell_domain
 
 QUIET: dict[str, Any] = {"progress": False, "device": "cpu"}
 
@@ -76,7 +78,8 @@ def test_kinds_of_a_file_are_planned_unless_named(
 ) -> None:
     x = torch.randn(60, *shape)
     found = _ask(asked, _file(tmp_path, "[anchored]\nactive = 40\n"), x)
-    assert found.anchored.kinds == suggest_kinds(x, 40)
+    kind: Domain = {5: "vector", 64: "vector", 16: "image"}[shape[0]]  # type: ignore[assignment]
+    assert (found.anchored.domain, found.anchored.kinds) == (kind, suggest_kinds(shape, kind, 40))
     named = _file(tmp_path, "[anchored]\nactive = 10\nkinds = 16\n")
     assert _ask(asked, named, x).anchored.kinds == 16
 
@@ -94,7 +97,7 @@ def test_kinds_are_planned_for_what_the_file_says_x_is(
 ) -> None:
     """Smooth vectors look like signals, whose factors have places."""
     x = torch.randn(60, 65, generator=Generator().manual_seed(0)).cumsum(1)
-    assert suggest_kinds(x, 40) == 16
+    assert tell_domain(x, "auto") == "signal"
     assert _ask(asked, _file(tmp_path, f"[anchored]\n{text}\n"), x).anchored.kinds == kinds
 
 
@@ -112,6 +115,19 @@ def test_epochs_of_a_file_are_planned_unless_named(
 ) -> None:
     _ask(asked, _file(tmp_path, f"[training]\n{text}\n"), _pairs()[0], **how)
     assert asked["detailed"] == named
+
+
+def test_passes_of_the_code_may_be_named(tmp_path: Path) -> None:
+    config = planned(_file(tmp_path, "[anchored]\ncode_epochs = 200\n"), _pairs()[0])
+    assert config.anchored.code_epochs == 200
+    assert planned(configs.preset("anchored"), _pairs()[0]).anchored.code_epochs != 200
+
+
+def test_dense_codes_of_images_are_planned_as_vectors(tmp_path: Path) -> None:
+    x = torch.randn(3000, 24, 24)
+    config = _file(tmp_path, "[anchored]\nspatial = false\n")
+    flat = configs.override(configs.preset("anchored"), {"anchored": {"domain": "vector"}})
+    assert planned(config, x).training == planned(flat, x.flatten(1)).training
 
 
 def test_a_file_without_epochs_trains_as_long_as_the_plain_command(tmp_path: Path) -> None:
@@ -165,6 +181,7 @@ def test_what_holds_anyway_may_be_named(tmp_path: Path) -> None:
             {"held": (*_pairs(9), _pairs(9)[0])},
             r"held has first guesses.*give first = guesses too",
         ),
+        ({"validation": 0.0}, "training.validation = 0: expected a share above 0"),
         ({"held": (_pairs(9)[0],)}, r"held has 1 parts: expected \(x, y\), or \(x, y, first\)"),
         (
             {"held": (*_pairs(9), _pairs(9)[0]), "preset": "calibrated"},
@@ -176,6 +193,14 @@ def test_bad_input_is_explained(how: dict[str, Any], message: str) -> None:
     x, y = _pairs()
     with pytest.raises(VspairError, match=message):
         vspair.fit(x, y, **how, **QUIET)
+
+
+def test_the_same_pairs_again_and_again_are_too_few() -> None:
+    x, y = (t[:2].repeat(50, 1) for t in _pairs())
+    with pytest.raises(VspairError, match="only 2 different pairs: expected at least 3"):
+        vspair.fit(x, y, **QUIET)
+    with pytest.raises(VspairError, match="groups has 2 different labels"):
+        vspair.fit(x, y, groups=torch.arange(100) % 2, **QUIET)
 
 
 def test_an_anchored_model_is_not_built_without_pairs() -> None:

@@ -15,7 +15,7 @@ from vspair.config import preset
 from vspair.data import Pairs
 from vspair.training.anchored import AnchoredTraining, hold_tenth
 from vspair.training.doubt import find_knee
-from vspair.training.prepared import prepare
+from vspair.training.prepared import prepare, tell_domain
 from vspair.verdict import Verdict
 
 QUIET = {"progress": False, "device": "cpu", "epochs": 12}
@@ -120,6 +120,36 @@ def test_a_users_anchor_is_asked_for_a_few_at_a_time() -> None:
     y = torch.arange(600.0).reshape(600, 1).requires_grad_()
     assert torch.equal(ask_first(guess, y), 2 * y)
     assert asked == [(256, False), (256, False), (88, False)]
+
+
+def test_entries_that_never_change_do_not_make_a_signal() -> None:
+    g = Generator().manual_seed(0)
+    x = torch.randn(1000, 64, generator=g)
+    for constant in (0.1, -0.4242, 1e4):
+        x[:, 5:10] = constant
+        assert tell_domain(x, "auto") == "vector"
+    waves = torch.randn(1000, 90, generator=g).cumsum(1) - 3 * torch.randn(1000, 1, generator=g)
+    smooth = (waves[:, 10:] - waves[:, :-10]).repeat(1, 1)
+    assert tell_domain(smooth, "auto") == "signal"
+    smooth[:, 20:22] = 0.1
+    assert tell_domain(smooth, "auto") == "signal"
+
+
+def test_a_channel_in_a_small_unit_is_answered_as_well_as_others() -> None:
+    g = Generator().manual_seed(0)
+    x = torch.randn(300, 2, 8, 8, generator=g)
+    y = x + 0.3 * torch.randn(300, 2, 8, 8, generator=g)
+    unit = torch.tensor([1.0, 1e-4]).view(2, 1, 1)
+    errors, said = [], list[list[str]]()
+    for scale, shift in ((1.0, 0.0), (unit, 1000 * unit)):
+        said.append([])
+        pairs = Pairs(x * scale + shift, y * scale + shift)
+        c = preset("anchored")
+        model, data = prepare(pairs, None, torch.arange(300), c, said[-1].append)
+        residual = data.residual * model.x_normaliser.std / scale
+        errors.append(residual.double().square().mean((0, 2, 3)))
+    torch.testing.assert_close(errors[0], errors[1], rtol=0.02, atol=0)
+    assert said[0] == said[1]  # shares of the variance, about the means of entries
 
 
 def test_a_curve_that_falls_has_its_knee_at_the_start() -> None:

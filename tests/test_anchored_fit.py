@@ -577,10 +577,10 @@ def test_epochs_of_a_configuration_are_kept(
 
 
 def test_there_are_four_factors_for_each_one_asked_for() -> None:
-    vectors, images = torch.randn(10, 7), torch.randn(10, 28, 28)
-    assert [suggest_kinds(vectors, k) for k in (0, 10, 100)] == [64, 64, 400]
-    assert [suggest_kinds(images, k) for k in (0, 49, 1000)] == [16, 16, 84]
-    assert 49 * suggest_kinds(images, 1000) >= 4000
+    assert [suggest_kinds((7,), "vector", k) for k in (0, 10, 100)] == [64, 64, 400]
+    assert [suggest_kinds((28, 28), "image", k) for k in (0, 49, 1000)] == [16, 16, 84]
+    assert 49 * suggest_kinds((28, 28), "image", 1000) >= 4000
+    assert suggest_kinds((65,), "signal", 40) == 16
 
 
 # -- bad input ----------------------------------------------------------------------------------

@@ -24,6 +24,14 @@ SHAPES: dict[Domain, tuple[int, ...]] = {"vector": (6,), "signal": (16,), "image
 every = pytest.mark.parametrize("domain", SHAPES)
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_last_batch_of_one_small_image_is_left_out(mirrored: bool) -> None:
+    """Batch norm has no variance of a single pixel."""
+    frame = Frame((8, 8), "image")
+    data = randn(72, 2, 8, 8), randn(72, 8, 8)
+    train_cvae_network(frame, *data, seconds=0.2, latent=2, mirrored=mirrored)
+
+
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=Generator().manual_seed(seed))
 

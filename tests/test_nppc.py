@@ -25,6 +25,24 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=Generator().manual_seed(seed))
 
 
+def test_ten_residuals_are_enough() -> None:
+    assert train_components(randn(10, 4), randn(10, 6, seed=1), k=2, epochs=1).k == 2
+    with pytest.raises(VspairError, match="9 pairs: expected at least 10"):
+        train_components(randn(9, 4), randn(9, 6), k=2, epochs=1, groups=[0, 1, 2] * 3)
+
+
+def test_directions_of_mirrored_images_are_learned_from_both() -> None:
+    """Residuals that lean to the left alone: mirrored, one direction cannot be theirs alone."""
+    lean = torch.linspace(1, 0, 6).expand(200, 6, 6) * randn(200, 1, 1)
+    shares = []
+    for mirrored in (False, True):
+        network = train_components(
+            torch.zeros(200, 1, 6, 6), lean, k=1, epochs=30, mirrored=mirrored
+        )
+        shares.append(float(network.spanned(lean, torch.zeros(200, 1, 6, 6)).mean()))
+    assert shares[0] > 0.98 > shares[1]
+
+
 # -- directions -------------------------------------------------------------------------------
 
 

@@ -13,11 +13,11 @@ from torch import Generator, Tensor, nn
 
 from vspair.errors import VspairError
 from vspair.methods import Ridge
-from vspair.methods.held import held_rows
 from vspair.methods.plain import Plain, PlainNetwork, train_plain
 from vspair.networks.direct import DirectMap
 from vspair.problems.gaussian import GaussianProblem
 from vspair.training.budget import BudgetTraining, one_cycle, train_in_budget
+from vspair.training.held import held_rows
 from vspair.training.networks import Plan, Trainable
 
 # -- the network ------------------------------------------------------------------------------
@@ -111,6 +111,14 @@ def test_passes_end_a_training_before_its_time() -> None:
     assert time.monotonic() - start < 60
     torch.testing.assert_close(found(y), train_plain(x, y, epochs=3)(y))
     assert train_plain(x, y, seconds=1e-9, passes=3).network.epochs == 1
+
+
+def test_too_few_pairs_or_no_time_are_refused() -> None:
+    x, y = GaussianProblem.random(0).pairs(20, 1, seed=1)
+    with pytest.raises(VspairError, match="4 pairs: expected at least 10"):
+        train_plain(x[:4], y[:4], passes=1)
+    with pytest.raises(VspairError, match=r"seconds = 0.*expected a time above 0"):
+        train_plain(x, y, passes=1, seconds=0)
 
 
 def test_groups_are_held_out_whole() -> None:

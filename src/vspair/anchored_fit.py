@@ -20,11 +20,11 @@ from vspair.anchors.folds import as_groups, assign_folds, hold_out
 from vspair.config import Config
 from vspair.data import Pairs, fingerprint
 from vspair.errors import VspairError
-from vspair.networks.spatial import Frame
+from vspair.networks.spatial import Domain, Frame
 from vspair.runs import Run
 from vspair.training.anchored import AnchoredTraining, doubt_again
 from vspair.training.doubt import Doubt
-from vspair.training.prepared import FOLDS, help_of, tell_domain
+from vspair.training.prepared import FOLDS, domain_of, help_of
 from vspair.verdict import Verdict, judge
 
 __all__ = [
@@ -62,21 +62,19 @@ LEAST_PAIRS = 20
 """Fewer pairs cannot be divided into folds and held-out pairs."""
 
 
-def suggest_kinds(x: Tensor, active: int) -> int:
+def suggest_kinds(x_shape: tuple[int, ...], domain: Domain, active: int) -> int:
     """Return how many kinds of factors there are at each place; of vectors, how many factors.
 
     So many that there are at least four times as many factors as are asked for.
 
     Arguments:
-        x: Unknowns, with shape (N, *x_shape).
+        x_shape: The shape of one unknown.
+        domain: What unknowns are.
         active: How many factors answers have; 0 where that is to be chosen.
     """
-    if tell_domain(x, "auto") == "vector":
+    if domain == "vector":
         return max(64, 4 * active)
-    places = math.prod(
-        math.ceil(side / 4) for side in (x.shape[-2:] if x.ndim > 2 else x.shape[1:])
-    )
-    return max(16, 4 * math.ceil(active / places))
+    return max(16, 4 * math.ceil(active / math.prod(Frame(x_shape, domain).places)))
 
 
 def code_epochs(config: Config, pairs: int, epochs: int) -> int:
@@ -96,7 +94,7 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int, observed: int = 0) -
         epochs: How many passes over the pairs networks get.
         observed: The entries of an observation, which count where x is a vector.
     """
-    a, domain = config.anchored, tell_domain(x, config.anchored.domain)
+    a, domain = config.anchored, domain_of(config.anchored, x)
     folds = (a.folds or FOLDS) if a.anchor in ("auto", "network") else 0
     tried = folds + bool(folds and help_of(domain, config, len(x)))  # of one network, two
     if domain == "vector":
@@ -115,7 +113,7 @@ def plan_epochs(config: Config, x: Tensor, minutes: float, observed: int = 0) ->
     """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of vectors."""
     if not minutes > 0:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
-    vectors = tell_domain(x, config.anchored.domain) == "vector"
+    vectors = domain_of(config.anchored, x) == "vector"
     few, many = VECTOR_EPOCHS if vectors else EPOCHS
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
     seconds = partial(nominal_seconds, config, x, observed=observed)
@@ -138,8 +136,9 @@ def planned(config: Config, x: Tensor, minutes: float = MINUTES, observed: int =
         folds = FOLDS if epochs >= FEW_PASSES else FEW_FOLDS
         config = configs.override(config, {"anchored": {"folds": folds}})
         epochs = plan_epochs(config, x, minutes, observed)
-    code = code_epochs(config, len(x), epochs)
-    changes = {"training": {"epochs": epochs}, "anchored": {"code_epochs": code}}
+    changes: dict[str, Any] = {"training": {"epochs": epochs}}
+    if not config.names("anchored.code_epochs"):
+        changes["anchored"] = {"code_epochs": code_epochs(config, len(x), epochs)}
     return configs.override(config, changes)
 
 
@@ -178,7 +177,8 @@ class AnchoredFit:
         if config.anchored.folds == 1:
             raise VspairError("anchored.folds = 1: expected at least 2, or 0 to choose.")
         self.config = config
-        self.groups = _same_pairs(pairs) if groups is None else as_groups(groups, len(pairs))
+        self.labelled = groups is not None
+        self.groups = as_groups(groups, len(pairs)) if self.labelled else _same_pairs(pairs)
         self._check_active(pairs.x)
         if self.call is not None and first is not None:
             raise VspairError("anchor is a function and first is given: give one of them.")
@@ -188,8 +188,7 @@ class AnchoredFit:
 
     def _check_active(self, x: Tensor) -> None:
         a = self.config.anchored
-        domain = tell_domain(x, a.domain) if a.spatial else "vector"
-        most = a.kinds * math.prod(Frame(tuple(x.shape[1:]), domain).places)
+        most = a.kinds * math.prod(Frame(tuple(x.shape[1:]), domain_of(a, x)).places)
         if a.active > most:
             raise VspairError(
                 f"active = {a.active}, but there are only {most} factors. Ask for fewer, or raise "
@@ -218,16 +217,31 @@ class AnchoredFit:
                     )
                 self.first = (first, as_first(guesses, len(given), pairs.shapes[0]))
             return
-        count, t = int(self.groups.max()) + 1, self.config.training
-        if count < 3:
+        self._expect_groups()
+        t = self.config.training
+        if not t.validation:
+            raise VspairError(
+                "training.validation = 0: expected a share above 0, as held-out pairs set "
+                "thresholds. Leave it out, or give held = (x, y)."
+            )
+        held = hold_out(self.groups, t.validation, t.seed, kept=2)
+        self.train, self.held = pairs[~held], pairs[held]
+        self.groups, self.held_groups = _renumber(self.groups[~held]), _renumber(self.groups[held])
+        self.first = None if first is None else (first[~held], first[held])
+
+    def _expect_groups(self) -> None:
+        count = int(self.groups.max()) + 1
+        if count >= 3:
+            return
+        if self.labelled:
             raise VspairError(
                 f"groups has {count} different labels: expected at least 3, one to hold out and "
                 "two to answer each other. Leave groups out, or give held = (x, y)."
             )
-        held = hold_out(self.groups, t.validation or 0.1, t.seed, kept=2)
-        self.train, self.held = pairs[~held], pairs[held]
-        self.groups, self.held_groups = _renumber(self.groups[~held]), _renumber(self.groups[held])
-        self.first = None if first is None else (first[~held], first[held])
+        raise VspairError(
+            f"x and y have only {count} different pairs: expected at least 3, as pairs that are "
+            "the same stay together."
+        )
 
     def run(
         self,
@@ -240,11 +254,6 @@ class AnchoredFit:
         detailed: bool = False,
     ) -> AnchoredModel:
         """Train, judge and save; epochs are planned unless a detailed configuration has them."""
-        if other := [key for key in changes if key not in KEYS]:
-            raise VspairError(
-                f"{other[0]} was given, but the stages of the anchored model set it themselves: "
-                f"expected {', '.join(KEYS)}. Leave it out, or use preset = 'calibrated'."
-            )
         if run is None:
             if not detailed or minutes is not None:
                 self._set_epochs(minutes, "epochs" in changes)
@@ -280,7 +289,7 @@ class AnchoredFit:
         model = run.load(device)
         assert isinstance(model, AnchoredModel)
         model.first = self.call
-        model.verdict = Verdict(**{"mse_y": None, "mse_first": None, **kept})
+        model.verdict = Verdict.of(kept)
         return model
 
     def _half(self, which: int) -> Tensor:
@@ -312,7 +321,9 @@ class AnchoredFit:
 
     def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
         first = self._first(1)
-        found = judge(model, self.train, self.held[self._half(1)], first[1] if first else None)
+        judges = self._half(1)
+        guesses, groups = first[1] if first else None, self.held_groups[judges]
+        found = judge(model, self.train, self.held[judges], guesses, groups)
         for line in found.lines:
             say(line)
         return found

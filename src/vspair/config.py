@@ -198,8 +198,8 @@ class AnchoredConfig:
     """The anchored model and its stages (see :mod:`vspair.anchored`).
 
     Arguments:
-        anchor: What answers: ``none``, ``ridge``, a ``network`` behind it, or the best on
-            out-of-fold pairs (``auto``).
+        anchor: What answers: ``none``, ``ridge``, a ``network`` behind it, or what is best on
+            pairs out of fold and held out (``auto``).
         domain: Whether x is a ``vector``, a ``signal`` or an ``image``; ``auto`` tells by its
             shape, and signals by how neighbours agree.
         folds: How many parts of the pairs are answered by what was fitted to the others; 0 chooses

@@ -345,6 +345,11 @@ class Normaliser(nn.Module):
         return data * self.std + self.mean
 
 
+def rows_from_everywhere(count: int, most: int) -> Tensor:
+    """Return the indices of at most so many of N pairs, spread evenly: neighbours may be alike."""
+    return torch.linspace(0, count - 1, min(most, count), dtype=torch.float64).round().long()
+
+
 def expect_batch(name: str, data: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse data that is not a batch of the shape (B, *shape)."""
     if tuple(data.shape[1:]) != shape:

@@ -22,7 +22,7 @@ from vspair.errors import VspairError
 from vspair.model import InverseModel, build
 from vspair.objective import Objective
 from vspair.runs import Run, pick_device
-from vspair.training.prepared import tell_domain
+from vspair.training.prepared import domain_of, tell_domain
 from vspair.training.trainer import Trainer
 
 __all__ = [
@@ -108,7 +108,7 @@ def _complete_config(
     config = configs.override(config, {"training": changes})
     if config.model.kind == "anchored":
         _expect_read(config)
-        return _with_kinds(config, pairs.x)
+        return _for_unknowns(config, pairs.x)
     asked, kind = config.objective.active, config.model.kind
     if asked and kind in ("PAIR", "vPAIR"):
         raise VspairError(f"active = {asked}, but {kind} has no gates: leave it out.")
@@ -143,15 +143,17 @@ def _unread(key: str, value: Any) -> str:
     )
 
 
-def _with_kinds(config: Config, x: torch.Tensor) -> Config:
-    """Return settings of the anchored model with kinds of factors for the pairs, unless named."""
+def _for_unknowns(config: Config, x: torch.Tensor) -> Config:
+    """Return settings of the anchored model that say what x is, and its kinds of factors.
+
+    Decided once, as a part of the unknowns may look like something else.
+    """
+    found: dict[str, Any] = {"domain": tell_domain(x, config.anchored.domain)}
+    config = configs.override(config, {"anchored": found})
     if config.names("anchored.kinds"):
         return config
     a = config.anchored
-    domain = tell_domain(x, a.domain) if a.spatial else "vector"
-    # As what they are, not what they look like: one entry is a vector, one row of pixels a signal.
-    seen = {"vector": x.flatten(1)[:, :1], "signal": x.flatten(1)[:, None]}.get(domain, x)
-    kinds = suggest_kinds(seen, a.active)
+    kinds = suggest_kinds(tuple(x.shape[1:]), domain_of(a, x), a.active)
     return configs.override(config, {"anchored": {"kinds": kinds}})
 
 

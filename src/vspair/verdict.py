@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vspair.anchored import AnchoredModel
 from vspair.codes import SpikeSlab
-from vspair.data import Pairs
+from vspair.data import Pairs, rows_from_everywhere
 from vspair.evaluation import score_method
 from vspair.mixtures import Mixture
 
@@ -18,6 +18,9 @@ __all__ = ["Verdict", "judge"]
 
 FEW = 20
 """Fewer pairs are said to be too few."""
+
+FEW_GROUPS = 3
+"""Fewer groups are said to be too few, however many pairs they have."""
 
 MOST_JUDGED = 1000
 """How many held-out pairs are looked at."""
@@ -27,9 +30,10 @@ MOST_JUDGED = 1000
 class Verdict:
     """Numbers on held-out pairs.
 
-    No weight was fitted to them, and they had no part in the choice of the anchor. Epochs of code
-    and grain and the threshold of gates were chosen by them, so that coverage and factors are
-    flattered a little.
+    No weight was fitted to them. Where there are enough, others chose how far corrections are
+    trusted, epochs, the width of the doubt and the threshold of gates; where groups are few, these
+    are of the same groups. Where there are few pairs, the same choose and judge, so that numbers
+    are flattered a little.
 
     Arguments:
         pairs: How many pairs were looked at.
@@ -45,6 +49,7 @@ class Verdict:
         asked: The number that was asked for; 0 where it was chosen.
         dead: How many factors are present in no answer.
         factors: How many factors there are.
+        groups: How many groups the pairs are of; as many as pairs where each is alone.
     """
 
     pairs: int
@@ -60,6 +65,13 @@ class Verdict:
     asked: int
     dead: int
     factors: int
+    groups: int | None = None
+
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> Verdict:
+        """Return the verdict of numbers that were kept, those of another version too."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{"mse_y": None, "mse_first": None} | {k: kept[k] for k in kept if k in known})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers that there are, and the lines."""
@@ -84,9 +96,12 @@ class Verdict:
 
     def _error_line(self) -> str:
         beside = ", ".join(f"{name} {value:.4g}" for name, value in self.floors.items())
-        few = ", too few to be sure" if self.pairs < FEW else ""
+        groups = self.pairs if self.groups is None else self.groups
+        of = f" of {groups} group{'s' * (groups > 1)}" if groups < self.pairs else ""
+        few = ", too few to be sure" if self.pairs < FEW or groups < FEW_GROUPS else ""
         line = (
-            f"Error: {self.mse:.4g} mean squared on {self.pairs} held-out pairs{few} ({beside})."
+            f"Error: {self.mse:.4g} mean squared on {self.pairs} held-out pairs{of}{few} "
+            f"({beside})."
         )
         name, best = min(self.floors.items(), key=lambda item: item[1])
         if self.mse <= 1.005 * best:
@@ -121,7 +136,9 @@ class Verdict:
 
 
 @torch.no_grad()
-def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None) -> Verdict:
+def judge(
+    model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None, groups: Tensor
+) -> Verdict:
     """Return the verdict of held-out pairs.
 
     Arguments:
@@ -129,9 +146,11 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
         train: The pairs that it was trained on, of which the mean is taken.
         held: Pairs that no weight was fitted to.
         first: First guesses of the held-out unknowns, where the model needs them.
+        groups: Which held-out pairs belong together, with shape (N,).
     """
-    x, y = held.x[:MOST_JUDGED], held.y[:MOST_JUDGED]
-    guesses = None if first is None else first[:MOST_JUDGED]
+    rows = rows_from_everywhere(len(held), MOST_JUDGED)
+    x, y = held.x[rows], held.y[rows]
+    guesses = None if first is None else first[rows]
     found = score_method(model, x, y, first=guesses)
     ridge = torch.cat([model.ridge_answer(part) for part in y.split(256)])
     mean = {name: float(values.mean()) for name, values in found.items()}
@@ -153,6 +172,7 @@ def judge(model: AnchoredModel, train: Pairs, held: Pairs, first: Tensor | None)
         asked=model.anchored.active,
         dead=int((found_omega(model, y, guesses) <= 0.5).all(0).sum()),
         factors=model.n_factors,
+        groups=len(groups[rows].unique()),
     )
 
 

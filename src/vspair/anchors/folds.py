@@ -65,14 +65,14 @@ def assign_folds(groups: Tensor, folds: int, seed: int) -> Tensor:
 def hold_out(groups: Tensor, share: float, seed: int, kept: int = 1) -> Tensor:
     """Return which pairs are held out, bool (N,): whole groups with about a share of them.
 
-    At least one group is, and at least ``kept`` are not; never twice the share, unless the
-    smallest group alone has more.
+    One group is in any case; more only while ``kept`` are left, and never twice the share, unless
+    the smallest group alone has more.
 
     Arguments:
         groups: The group of each pair, numbered from 0 on, with shape (N,).
         share: The share of the pairs that is to be held out.
         seed: Fixes which groups.
-        kept: How many groups are left at least.
+        kept: How many groups are left, if there are more than so many.
     """
     sizes = torch.bincount(groups)
     order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))

@@ -30,6 +30,7 @@ class Made:
             same of x - y, which where penalties are large answers with y instead of the mean; or
             ``shifts``, one filter for all places.
         curve: The directions of a smooth regression beside it, for vectors; 0 where there is none.
+        mirrored: Whether networks, code and grain learn from mirrored images too.
     """
 
     base: BaseName
@@ -42,3 +43,4 @@ class Made:
     first: bool
     ridge: RidgeKind = "entries"
     curve: int = 0
+    mirrored: bool = False

@@ -31,12 +31,12 @@ from vspair.anchored import AnchoredModel
 from vspair.codes import Normal
 from vspair.data import as_data, as_pairs
 from vspair.errors import VspairError
-from vspair.methods.held import apart
 from vspair.networks import evaluating
 from vspair.networks.spatial import Domain, Frame, PlaceDecoder, PlaceEncoder, Reader
 from vspair.posterior import Posterior
 from vspair.runs import pick_device
 from vspair.training.budget import train_in_budget
+from vspair.training.mirrors import mirror
 from vspair.training.networks import Trainable
 
 __all__ = ["Cvae", "CvaeNetwork", "CvaePosterior", "train_cvae", "train_cvae_network"]
@@ -203,6 +203,7 @@ def train_cvae_network(
     seed: int = 0,
     device: str = "cpu",
     groups: Any = None,
+    mirrored: bool = False,
 ) -> CvaeNetwork:
     """Return a network trained on residuals, of which a tenth chooses the best epoch.
 
@@ -218,6 +219,7 @@ def train_cvae_network(
         seed: Fixes first weights, order, noise, and which residuals are held out.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         groups: Labels (N,) of residuals that belong together and are held out together.
+        mirrored: Whether to learn from mirrored images too.
     """
     seen, residual = as_data(seen, "seen").float(), as_data(residual, "residual").float()
     if len(seen) != len(residual):
@@ -231,12 +233,11 @@ def train_cvae_network(
     network.to(pick_device(device))
 
     def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
-        of_y, left = batch
+        of_y, left = mirror(batch, generator) if mirrored else batch
         return network.loss(of_y, left, generator)
 
     how: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed}
-    data, held = apart((seen, residual), groups, seed)
-    train_in_budget(network, loss, data, held=held, batch_size=64, **how)
+    train_in_budget(network, loss, (seen, residual), groups=groups, batch_size=64, **how)
     return network
 
 

@@ -31,7 +31,6 @@ from torch import Generator, Tensor
 
 from vspair.data import Normaliser, as_data, as_pairs, expect_batch
 from vspair.errors import VspairError
-from vspair.methods.held import apart
 from vspair.methods.point import PointMethod
 from vspair.metrics import spanned_share
 from vspair.networks.direct import DirectMap
@@ -39,6 +38,7 @@ from vspair.networks.unet import channels_of
 from vspair.posterior import Posterior
 from vspair.runs import pick_device
 from vspair.training.budget import train_in_budget
+from vspair.training.mirrors import mirror
 from vspair.training.networks import Trainable
 
 __all__ = [
@@ -145,6 +145,7 @@ def train_components(
     seed: int = 0,
     device: str = "cpu",
     groups: Any = None,
+    mirrored: bool = False,
 ) -> Components:
     """Return a network trained to predict the principal components of residuals.
 
@@ -158,6 +159,7 @@ def train_components(
         seed: Fixes first weights, order, and which residuals are held out.
         device: Where to train: ``cpu``, ``cuda``, or ``auto``.
         groups: Labels (N,) of residuals that belong together and are held out together.
+        mirrored: Whether to learn from mirrored images too.
     """
     features = as_data(features, "features").float()
     residuals = as_data(residuals, "residuals").float()
@@ -176,12 +178,11 @@ def train_components(
     model.scale.fill_(math.sqrt(square))
     model.to(pick_device(device))
 
-    def loss(batch: tuple[Tensor, ...], _: Generator) -> Tensor:
-        return model.loss(*batch)
+    def loss(batch: tuple[Tensor, ...], generator: Generator) -> Tensor:
+        return model.loss(*(mirror(batch, generator) if mirrored else batch))
 
     how: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "seed": seed}
-    data, held = apart((features, residuals), groups, seed)
-    train_in_budget(model, loss, data, held=held, batch_size=64, **how)
+    train_in_budget(model, loss, (features, residuals), groups=groups, batch_size=64, **how)
     return model
 
 

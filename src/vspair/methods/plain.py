@@ -18,12 +18,11 @@ import torch
 from torch import Generator, Tensor
 
 from vspair.data import Normaliser, as_pairs, expect_batch
-from vspair.methods.held import apart
 from vspair.methods.point import PointMethod
 from vspair.networks.direct import DirectMap
 from vspair.runs import pick_device
-from vspair.training.budget import BudgetTraining, train_in_budget
-from vspair.training.networks import Loss, Plan, Trainable
+from vspair.training.budget import train_in_budget
+from vspair.training.networks import Trainable
 
 __all__ = ["Plain", "PlainNetwork", "train_plain"]
 
@@ -72,35 +71,6 @@ class Plain(PointMethod):
         return self.network(y.to(self.network.x_normaliser.mean.device))
 
 
-class _Passes(BudgetTraining):
-    """A training that ends after a time, or after the plan's passes if these are done before.
-
-    The step size falls to 0 at the end in both cases.
-    """
-
-    @property
-    def progress(self) -> float:
-        """The share that is done of the time, or of the passes if that is more."""
-        return max(super().progress, min(1.0, self.epochs_done / self.plan.epochs))
-
-
-def _train_passes(
-    model: PlainNetwork,
-    loss: Loss,
-    data: tuple[Tensor, ...],
-    *,
-    held: tuple[Tensor, ...] | None,
-    passes: int,
-    seconds: float,
-    seed: int,
-    show: bool = False,
-    **where: Any,
-) -> None:
-    """Train as in a budget of time, or of passes if these are done before."""
-    plan = Plan(passes, 32, 2e-3, 0.0, "best", seed=seed)
-    _Passes(model, loss, data, plan, held=held, seconds=seconds, **where).train(show)
-
-
 def train_plain(
     x: Any,
     y: Any,
@@ -146,12 +116,6 @@ def train_plain(
         guess = model.network(model.y_normaliser(seen))
         return (guess - model.x_normaliser(truth)).square().mean()
 
-    data: tuple[Tensor, ...] = (x, y)
-    if held is None and (groups is not None or passes is not None):
-        data, held = apart(data, groups, seed)
-    given: dict[str, Any] = {"seconds": seconds, "seed": seed, "held": held, **how}
-    if passes is not None and epochs is None:
-        _train_passes(model, loss, data, passes=passes, **given)
-    else:
-        train_in_budget(model, loss, data, epochs=epochs, **given)
+    given: dict[str, Any] = {"seconds": seconds, "epochs": epochs, "passes": passes, "seed": seed}
+    train_in_budget(model, loss, (x, y), groups=groups, held=held, **given, **how)
     return Plain(model)

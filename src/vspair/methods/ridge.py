@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vspair.data import as_pairs, expect_batch
 from vspair.errors import VspairError
-from vspair.methods.held import held_rows
 from vspair.methods.point import PointMethod
+from vspair.training.held import held_rows
 
 __all__ = ["Ridge"]
 

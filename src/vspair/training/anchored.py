@@ -134,8 +134,8 @@ class AnchoredTraining:
 
     Arguments:
         train: Pairs to train on.
-        held: Pairs that no weight is fitted to: they choose epochs, the number of factors, the
-            threshold of gates and the overall width of the grain.
+        held: Pairs that no weight is fitted to: they say how far corrections are trusted, and
+            choose epochs, the number of factors, the threshold of gates and the overall width.
         config: The settings.
         groups: The group of each training pair, numbered from 0 on, with shape (N,).
         held_groups: How many groups the held-out pairs are of; each its own if not given.
@@ -211,6 +211,7 @@ class AnchoredTraining:
         )
         for k in range(self._choose_help(networks, show), len(model.networks)):
             self._run(networks.stage(k, self._folder(f"network-{k}")), f"network {k}", show)
+        model.made = replace(model.made, mirrored=networks.mirrored)
         Corrections(model, data, self._held(model), self.held_groups).trust(self.say)
         if float(model.trust) == 0:
             self.say("networks: no better than what they correct; left out")
@@ -218,7 +219,7 @@ class AnchoredTraining:
                 torch.manual_seed(self.config.training.seed)
                 model.leave_out_networks()
             model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return replace(left_in_doubt(model, data), mirrored=networks.mirrored)
+        return left_in_doubt(model, data)
 
     def _choose_help(self, networks: _Networks, show: bool) -> int:
         """Train the first network with a help against overfitting, and without; keep the better.

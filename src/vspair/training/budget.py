@@ -12,14 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vspair.data import split
 from vspair.errors import VspairError
+from vspair.training.held import apart
 from vspair.training.networks import Loss, NetworkTraining, Plan, Trainable
 
 __all__ = ["BudgetTraining", "one_cycle", "train_in_budget"]
-
-_HELD = 0.1
-"""The share of the data that epochs are compared by."""
 
 _LEAST = 10
 """The fewest data of which a tenth can be held out."""
@@ -46,19 +43,22 @@ def one_cycle(progress: float, warm: float = 0.2, start: float = 0.04) -> float:
 
 
 class BudgetTraining(NetworkTraining):
-    """Trains until the epochs of the plan are done, or a time is over.
+    """Trains until the epochs of the plan are done, or a time is over, whichever is first.
 
     Arguments:
         model: The model, on the device to train on.
         loss: What to lessen.
         data: Tensors with the same first dimension N, of which batches are given to the loss.
-        plan: Epochs, batches, the largest step size, and seed.
+        plan: Epochs, batches, the largest step size, and seed. The step size falls with them.
         held: Tensors as in data, by whose loss the best epoch is known.
-        seconds: The time, which then sets the step size too; the last epoch may be cut short.
-            Without it the epochs do, and a training can be had again to the same bits.
+        seconds: The time, with which the step size falls if it is over before the epochs are
+            done; the last epoch may be cut short. Without it, a training can be had again to the
+            same bits.
         decay: AdamW's decay of the weights.
         where: ``folder`` and ``deadline`` of a training that is to be continued.
     """
+
+    smallest_batch = 2  # batch norm has no variance of a single datum
 
     def __init__(
         self,
@@ -78,9 +78,10 @@ class BudgetTraining(NetworkTraining):
     @property
     def progress(self) -> float:
         """The share of the budget that is spent."""
+        done = self.epochs_done / self.plan.epochs
         if self.seconds is None:
-            return self.epochs_done / self.plan.epochs
-        return min(1.0, self.state.seconds / self.seconds)
+            return done
+        return min(1.0, max(done, self.state.seconds / self.seconds))
 
     @property
     def finished(self) -> bool:
@@ -109,8 +110,10 @@ def train_in_budget(
     seconds: float | None,
     epochs: int | None,
     seed: int,
+    passes: int | None = None,
     batch_size: int = 32,
     learning_rate: float = 2e-3,
+    groups: Any = None,
     held: tuple[Tensor, ...] | None = None,
     show: bool = False,
     **where: Any,
@@ -120,28 +123,29 @@ def train_in_budget(
     Arguments:
         model: The model, on the device to train on.
         loss: What to lessen.
-        data: Tensors with the same first dimension N, at least 10.
+        data: Tensors with the same first dimension N, at least 10 if some are to be held out.
         seconds: How long to train, where no epochs are given.
         epochs: How often to see each datum, whatever time that takes.
         seed: Fixes the tenth and the orders.
+        passes: How often to see each datum at most, where no epochs are given.
         batch_size: The data in a step.
         learning_rate: The largest step size.
+        groups: Labels (N,) of data that belong together and are held out together.
         held: The held-out data; a tenth of the others where not given.
         show: Whether to show a progress bar.
         where: ``folder`` and ``deadline``; see :class:`NetworkTraining`.
     """
-    if len(data[0]) < _LEAST:
-        raise VspairError(
-            f"{len(data[0])} pairs: expected at least {_LEAST}, of which a tenth is held out."
-        )
     if epochs is None and (seconds is None or not seconds > 0):
         raise VspairError(
             f"seconds = {seconds}: expected a time above 0, or a number of epochs instead."
         )
     if held is None:
-        train, rest = split(len(data[0]), _HELD, seed)
-        data, held = tuple(t[train] for t in data), tuple(t[rest] for t in data)
-    limit = _FOREVER if epochs is None else epochs
+        if len(data[0]) < _LEAST:
+            raise VspairError(
+                f"{len(data[0])} pairs: expected at least {_LEAST}, of which a tenth is held out."
+            )
+        data, held = apart(data, groups, seed)
+    limit = epochs or passes or _FOREVER
     plan = Plan(limit, batch_size, learning_rate, 0.0, "best", seed=seed)
     time = seconds if epochs is None else None
     BudgetTraining(model, loss, data, plan, held=held, seconds=time, **where).train(show)

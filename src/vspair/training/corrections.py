@@ -54,15 +54,16 @@ def left_in_doubt(model: AnchoredModel, data: Prepared) -> Doubt:
 
     Residuals of single networks are as large as those of their mean then.
     """
+    mirrored = model.made.mirrored
     if not model.corrects:
-        return Doubt(data.features, data.residual)
+        return Doubt(data.features, data.residual, mirrored)
     if model.anchored.out_of_fold:
         said, step = say_out_of_fold(model, data), take_steps(model, data.features)
         added = model.trust * said + model.curve_trust * step
     else:
         added = in_parts(model.correction, data.features)
     left = data.residual - added.reshape(data.residual.shape)
-    return Doubt(model.seen(data.features, added), left * model.shrinkage)
+    return Doubt(model.seen(data.features, added), left * model.shrinkage, mirrored)
 
 
 class Corrections:
@@ -113,8 +114,7 @@ class Corrections:
     def _moments_out_of_fold(self) -> tuple[Tensor, Tensor]:
         """Return the moments of the mean of networks, which is smaller than each of them."""
         gains, products = _moments(self.target, self.said, self.step)
-        products[0, 0] *= self.agreement
-        return gains, products
+        return gains, agreeing(gains, products, self.agreement)
 
     def _moments_held(self) -> tuple[Tensor, Tensor]:
         return _moments(self.held_target, self.held_said, self.held_step)
@@ -144,6 +144,25 @@ def _moments(left: Tensor, said: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     return gains, products
 
 
+def agreeing(gains: Tensor, products: Tensor, agreement: float) -> Tensor:
+    """Return products in which the mean of networks is smaller than each of them.
+
+    Their agreement was seen on other pairs. It is not below what these allow: no correction can
+    gain more than all there is to correct, nor go along with another further than both reach.
+
+    Arguments:
+        gains: As in :func:`weigh`.
+        products: The same, with single networks in place of their mean.
+        agreement: The mean square of the mean of networks, as a share of that of each.
+    """
+    size = products[0, 0].clamp(min=1e-30)
+    both = (size * products[1, 1]).clamp(min=1e-30)
+    least = torch.maximum(gains[0].square() / size, products[0, 1].square() / both)
+    found = products.clone()
+    found[0, 0] *= least.clamp(min=agreement, max=1.0)
+    return found
+
+
 def weigh(gains: Tensor, products: Tensor, forced: bool = False) -> tuple[Tensor, float]:
     """Return weights (2,) of two corrections, from 0 to 1 in hundredths, and the error left.
 
@@ -159,4 +178,4 @@ def weigh(gains: Tensor, products: Tensor, forced: bool = False) -> tuple[Tensor
     tried = gains.new_tensor([[1.0, 0.0]]) if forced else torch.cartesian_prod(steps, steps)
     left = 1 - 2 * tried @ gains + ((tried @ products) * tried).sum(1)
     best = (left * 1.01 ** (tried > 0).sum(1)).argmin()
-    return tried[best], float(left[best])
+    return tried[best], max(float(left[best]), 0.0)

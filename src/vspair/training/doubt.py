@@ -24,6 +24,7 @@ from torch import Generator, Tensor, nn
 
 from vspair.anchored import AnchoredModel
 from vspair.codes import SpikeSlab
+from vspair.data import rows_from_everywhere
 from vspair.metrics import central_interval
 from vspair.mixtures import Mixture
 from vspair.training.mirrors import mirror
@@ -44,6 +45,9 @@ KNEE_AT, FALL_UNTIL = 0.3, 0.6
 
 DRIFT = 0.01
 """The weight of the mean square of gates, which keeps them and their shift where they are."""
+
+MOST_DRAWN = 2**25
+"""The most numbers that are drawn at once."""
 
 SLAB = 0.05
 """The weight of the KL of strengths to a standard normal, which fixes their scale."""
@@ -330,7 +334,7 @@ class GrainStage:
     @torch.no_grad()
     def start(self) -> None:
         """Let the grain start at what own codes leave of some residuals."""
-        model, rows = self.model, torch.arange(min(len(self.doubt.seen), 512))
+        model, rows = self.model, rows_from_everywhere(len(self.doubt.seen), 512)
         seen, residual = self.doubt.seen[rows], self.doubt.residual[rows]
         q, p = model.encode(residual, seen), model.read_code(model.code_reader(seen)[1])
         explained = model.x_decoder(q.mean * present(p)) - model.centre(p)
@@ -392,7 +396,8 @@ def find_width(model: AnchoredModel, held: Doubt, samples: int = 40) -> float:
     change would narrow all others, and at most 2.
     """
     generator, found = Generator(held.seen.device).manual_seed(0), []
-    for rows in torch.arange(len(held.seen)).split(128):
+    size = MOST_DRAWN // (samples * held.residual[0].numel())
+    for rows in torch.arange(len(held.seen)).split(min(128, max(1, size))):
         seen, truth = held.seen[rows], held.residual[rows]
         p = model.read_code(model.code_reader(seen)[1])
         drawn = torch.stack([model.x_decoder(p.rsample(generator)) for _ in range(samples)])

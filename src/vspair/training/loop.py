@@ -60,6 +60,7 @@ class Loop(ABC):
 
     smallest_batch = 1  # a last batch of fewer data is left out
     extensible = False  # whether a finished training may be given more epochs
+    steadier = "Lower the learning rate, or set training.clip."  # what helps if it diverges
 
     def __init__(
         self,
@@ -203,8 +204,8 @@ class Loop(ABC):
         if sick or not bool(sums.isfinite().all()):
             what = f"{sick[0]} is {row[sick[0]]}" if sick else "A weight is not finite"
             raise VspairError(
-                f"{what} in epoch {self.state.epoch}: training has diverged. Lower the learning "
-                "rate, or set training.clip. Nothing of this epoch was saved."
+                f"{what} in epoch {self.state.epoch}: training has diverged. {self.steadier} "
+                "Nothing of this epoch was saved."
             )
 
     def _judge(self, score: float) -> None:

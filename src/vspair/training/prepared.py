@@ -21,8 +21,8 @@ from vspair.anchors.folds import assign_folds
 from vspair.anchors.made import BaseName, Made, RidgeKind
 from vspair.anchors.ridge import LARGEST, RidgePath, ridge_steps
 from vspair.anchors.shifts import ShiftPath
-from vspair.config import Config
-from vspair.data import Normaliser, Pairs
+from vspair.config import AnchoredConfig, Config
+from vspair.data import Normaliser, Pairs, rows_from_everywhere
 from vspair.errors import VspairError
 from vspair.networks.spatial import Domain, Frame
 
@@ -30,6 +30,7 @@ __all__ = [
     "FOLDS",
     "Prepared",
     "Say",
+    "domain_of",
     "fit_ridge",
     "help_of",
     "plain_modes",
@@ -69,10 +70,20 @@ def tell_domain(x: Tensor, wanted: str) -> Domain:
         return "image"
     if x.shape[1] < LEAST_SIGNAL:
         return "vector"
-    data = (x[:2000] - x[:2000].mean(0)) / x[:2000].std(0).clamp(min=1e-12)
+    data = x[rows_from_everywhere(len(x), 2000)].double()
+    std, mean = torch.std_mean(data, dim=0)
+    data = ((data - mean) / std)[:, std > 1e-6 * mean.abs() + torch.finfo(torch.float32).tiny]
+    if data.shape[1] < LEAST_SIGNAL:
+        return "vector"  # entries that never change are like their neighbours in any case
     near = (data[:, 1:] * data[:, :-1]).mean()
-    far = (data * data.roll(x.shape[1] // 2, dims=1)).mean().abs()
+    far = (data * data.roll(data.shape[1] // 2, dims=1)).mean().abs()
     return "signal" if near > 0.5 and near > far + 0.3 else "vector"
+
+
+def domain_of(config: AnchoredConfig, x: Tensor) -> Domain:
+    """Return what unknowns are treated as: images without places are vectors."""
+    domain = tell_domain(x, config.domain)
+    return domain if config.spatial else "vector"
 
 
 def plain_modes(domain: Domain) -> int:
@@ -216,13 +227,18 @@ def _choose_base(
     x: Tensor, guess: Tensor | None, error: float, anchor: str, say: Say
 ) -> tuple[BaseName, float]:
     """Return what networks are to correct, and its error: ridge, guesses if better, or nothing."""
-    size = float(x.double().square().mean())
+    variance = _variance(x)
     found: tuple[BaseName, float] = ("ridge", error)
     if guess is not None:
         wrong = float((guess - x).double().square().mean())
-        say(f"first guesses: leave {100 * wrong / size:.3g} % of the variance")
+        say(f"first guesses: leave {100 * wrong / variance:.3g} % of the variance")
         found = ("first", wrong) if wrong < error else found
-    return ("none", size) if anchor == "none" else found
+    return ("none", float(x.double().square().mean())) if anchor == "none" else found
+
+
+def _variance(x: Tensor) -> float:
+    """Return the mean variance of the entries of x (N, *x_shape), each about its own mean."""
+    return max(float(x.double().var(0, correction=0).mean()), 1e-30)
 
 
 def _find_curve(
@@ -233,8 +249,9 @@ def _find_curve(
     tried = [fit_ridge(flat_x, flat_y, fold, out_of_fold, width=width) for width in WIDTHS]
     path, answers, errors = min(tried, key=lambda each: float(each[2].min()))
     best = int(errors.argmin())
-    wrong, size = float(errors[best]), float(x.double().square().mean())
-    say(f"smooth regression: leaves {100 * wrong / size:.3g} % of the variance, out of fold")
+    wrong = float(errors[best])
+    share = 100 * wrong / _variance(x)
+    say(f"smooth regression: leaves {share:.3g} % of the variance, out of fold")
     if wrong >= error:
         return None, None
     path.keep([best])
@@ -260,15 +277,12 @@ def prepare(
     if folds < wanted:
         say(f"{folds} groups make {folds} folds, not {wanted}")
     fold = assign_folds(groups, folds, seed)
-    domain = tell_domain(train.x, a.domain)
-    if not a.spatial and domain != "vector":
-        domain = "vector"
-    shapes = train.shapes
+    domain, shapes = domain_of(a, train.x), train.shapes
     modes = a.modes or plain_modes(domain)
     x_scale, y_scale = Normaliser(shapes[0]), Normaliser(shapes[1])
     x_scale.fit(train.x, _scaling(train.x))
     same = shapes[0] == shapes[1]
-    y_scale.fit(train.y, "scalar" if same and domain == "signal" else "auto")
+    y_scale.fit(train.y, "scalar" if same and domain == "signal" else _scaling_of_read(train.y))
     x, y = x_scale(train.x), y_scale(train.y.double() if same else train.y)
     guess = None if first is None else x_scale(first)
     near = x_scale(train.y) if same else None
@@ -276,9 +290,8 @@ def prepare(
     kind, path, answers, errors = _best_ridge(x, y, near, frame, fold, a.out_of_fold, device)
     best = int(errors.argmin())
     error = float(errors[best])
-    variance = float(x.double().square().mean())
     words = {"entries": "", "toward-y": ", of x - y", "shifts": ", with all shifts"}[kind]
-    say(f"ridge{words}: leaves {100 * error / variance:.3g} % of the variance, out of fold")
+    say(f"ridge{words}: leaves {100 * error / _variance(x):.3g} % of the variance, out of fold")
     base, error = _choose_base(x, guess, error, a.anchor, say)
     few = len(y) <= MANY_PAIRS and y[0].numel() <= MOST_CURVED
     curve = smooth = None
@@ -316,8 +329,20 @@ def _fast(maps: Tensor) -> Tensor:
 
 
 def _scaling(x: Tensor) -> Any:
-    """Return how unknowns are scaled: entry by entry where their units seem to differ."""
-    if x.ndim > 2:
+    """Return how unknowns are scaled: each entry or channel alone where their units differ.
+
+    Channels differ if some have ten times the deviation of others; entries of a vector only if
+    some have ten times that of most, as those that hardly ever change may be empty pixels.
+    """
+    if x.ndim == 3:
         return "scalar"
-    std = x.double().std(0)
-    return "feature" if float(std.max()) > 10 * float(std.median()) else "scalar"
+    std = x.double().std([d for d in range(x.ndim) if d != 1])
+    changing = std[std > 0] if x.ndim == 4 else std
+    usual = float(changing.min() if x.ndim == 4 and len(changing) else std.median())
+    differ = float(std.max()) > 10 * usual
+    return ("feature" if x.ndim == 2 else "channel") if differ else "scalar"
+
+
+def _scaling_of_read(y: Tensor) -> Any:
+    """Return how observations are scaled: entries of vectors always have their own scale."""
+    return "feature" if y.ndim == 2 else _scaling(y)

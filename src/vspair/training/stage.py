@@ -37,6 +37,7 @@ class Stage(Loop):
     """
 
     smallest_batch = 2  # batch norm has no variance of a single pair
+    steadier = "Look for values in x and y that are far from all others, and try another seed."
 
     def __init__(
         self,

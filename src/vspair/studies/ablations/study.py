@@ -59,7 +59,7 @@ PARTS: dict[str, Callable[[AnchoredConfig], AnchoredConfig]] = {
 
 def _kinds(active: int) -> int:
     """Return how many factors there are in a code without places."""
-    return suggest_kinds(torch.zeros(1, 1), active)
+    return suggest_kinds((1,), "vector", active)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def full_config(x: Tensor, scale: Scale, seed: int = 0) -> Config:
     domain = tell_domain(x, "auto")
     named = {
         "domain": domain,
-        "kinds": suggest_kinds(x, scale.active),
+        "kinds": suggest_kinds(tuple(x.shape[1:]), domain, scale.active),
         "modes": plain_modes(domain),
         "spatial": domain != "vector",
         "mirrors": domain == "image",

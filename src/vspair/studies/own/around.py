@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from vspair import config as configs
 from vspair.anchored import AnchoredModel
 from vspair.anchored_fit import AnchoredFit, doubt_of_fit
-from vspair.data import Pairs
+from vspair.data import Pairs, rows_from_everywhere
 from vspair.datasets.own import Split
 from vspair.methods import AnchorAnswer, Cvae, GaussianResiduals
 from vspair.methods.cvae import train_cvae_network
@@ -75,7 +75,11 @@ class Around:
         rows = order[:MOST].sort().values
         there = rows.to(doubt.seen.device)
         groups = None if self.groups is None else self.groups[rows]
-        return Doubt(doubt.seen[there], doubt.residual[there]), groups
+        return Doubt(doubt.seen[there], doubt.residual[there], doubt.mirrored), groups
+
+    def _known(self, doubt: Doubt, groups: Tensor | None) -> dict[str, Any]:
+        """Return how others are trained: told what the model's own code was."""
+        return self.how | {"groups": groups, "mirrored": doubt.mirrored}
 
     def gaussian(self) -> Method:
         """Return the answer with Gaussian residuals, entry by entry, of held-out pairs."""
@@ -86,7 +90,7 @@ class Around:
         """Return the answer with a dense code of what it leaves."""
         doubt, groups = self.some
         parts = self.model.frame, doubt.seen.cpu(), doubt.residual.cpu()
-        return Cvae(self.model, train_cvae_network(*parts, groups=groups, **self.how))
+        return Cvae(self.model, train_cvae_network(*parts, **self._known(doubt, groups)))
 
     def taken_apart(self) -> dict[str, float]:
         """Return what factors and others explain and span of the residuals of test pairs."""
@@ -97,7 +101,7 @@ class Around:
         x, y = _spread(self.split.test)
         found = spans(model, x, y, residuals)
         seen_by = _read(doubt.seen), residuals
-        network = train_components(*seen_by, k=FEW, groups=groups, **self.how)
+        network = train_components(*seen_by, k=FEW, **self._known(doubt, groups))
         answer, seen = model.ask(y)
         shares = network.spanned(x.to(answer) - answer, _read(seen))
         return found | {"spanned_nppc_5": float(shares.mean())}
@@ -105,7 +109,7 @@ class Around:
 
 def _spread(test: Pairs) -> tuple[Tensor, Tensor]:
     """Return x and y of test pairs from everywhere: those of one source lie side by side."""
-    rows = torch.linspace(0, len(test) - 1, min(ASKED, len(test))).round().long()
+    rows = rows_from_everywhere(len(test), ASKED)
     return test.x[rows], test.y[rows]
 
 

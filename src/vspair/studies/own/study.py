@@ -42,7 +42,6 @@ from vspair.methods import (
     Ridge,
     ShiftRidge,
 )
-from vspair.methods.held import held_rows
 from vspair.methods.plain import train_plain
 from vspair.posterior import Method, Posterior
 from vspair.problems.heat import HeatProblem
@@ -52,6 +51,7 @@ from vspair.studies.jobs import each_done
 from vspair.studies.own import drawing, tables
 from vspair.studies.own.around import AROUND, Around
 from vspair.studies.study import Records, Report, Stage, Study, Workspace
+from vspair.training.held import held_rows
 
 __all__ = ["ANSWERS", "MADE", "SMOKE", "STUDY", "Case", "Scale", "Timed", "load", "report"]
 

@@ -24,7 +24,7 @@ def held_rows(
         seed: Fixes which.
         groups: Labels (n,) of pairs that belong together, such as patients: groups are never
             divided. Each pair is alone where None.
-        kept: How many groups are left to learn from, at least.
+        kept: How many groups are left to learn from, at least, if there are more.
     """
     if groups is None:
         return split(n, share, seed)
