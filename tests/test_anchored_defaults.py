@@ -9,12 +9,12 @@ from torch import Generator, Tensor, nn
 import vspair
 from vspair import config as configs
 from vspair.anchored import DROPOUT, AnchoredModel, ask_first
-from vspair.anchored_fit import AnchoredFit, _same_pairs
+from vspair.anchored_fit import AnchoredFit, _same_pairs, nominal_seconds
 from vspair.anchors.folds import hold_out
 from vspair.config import preset
 from vspair.data import Pairs
 from vspair.training.anchored import AnchoredTraining, hold_tenth
-from vspair.training.doubt import find_knee
+from vspair.training.doubt import CodeStage, Doubt, find_knee
 from vspair.training.prepared import prepare, tell_domain
 from vspair.verdict import Verdict
 
@@ -101,13 +101,61 @@ def test_whole_groups_judge_epochs() -> None:
 
 def test_held_out_groups_choose_or_judge() -> None:
     x = torch.randn(1000, 2, generator=Generator().manual_seed(0))
-    groups = torch.arange(20).repeat_interleave(50)
+    groups = torch.arange(100).repeat_interleave(10)
     parts = AnchoredFit(preset("anchored"), Pairs(x, x), None, groups, "auto", None, ())
     chooses, judges = (parts.held_groups[parts._half(k)].unique() for k in (0, 1))
-    assert sorted([*chooses.tolist(), *judges.tolist()]) == [0, 1]
-    # One held-out group alone has to do both.
-    parts = AnchoredFit(preset("anchored"), Pairs(x, x), None, groups // 2, "auto", None, ())
-    assert [len(parts._half(k)) for k in (0, 1)] == [50, 50]
+    assert sorted([*chooses.tolist(), *judges.tolist()]) == list(range(10))
+    # Of few held-out groups, half of the pairs do both: one of them may be of another kind.
+    parts = AnchoredFit(preset("anchored"), Pairs(x, x), None, groups // 5, "auto", None, ())
+    chooses, judges = (parts.held_groups[parts._half(k)] for k in (0, 1))
+    assert chooses.bincount().tolist() == judges.bincount().tolist() == [25, 25]
+
+
+@pytest.mark.parametrize(("sources", "whole"), [(12, 2), (13, 0)])
+def test_of_few_groups_networks_of_all_of_them_answer(sources: int, whole: int) -> None:
+    """Those without a fold say what is left in doubt, and miss what only that fold shows."""
+    g = Generator().manual_seed(0)
+    y = torch.randn(260, 4, generator=g)
+    x = y[:, :2] * y[:, 2:] + 0.1 * torch.randn(260, 2, generator=g)
+    c = configs.override(preset("anchored"), {"training": {"epochs": 20}})
+    c = configs.override(c, {"anchored": {"anchor": "network", "folds": 3}})
+    pairs, groups = Pairs(x, y), torch.arange(260) % sources
+    training = AnchoredTraining(pairs, pairs, c, groups=groups)
+    model, data = prepare(pairs, None, groups, c, lambda _: None)
+    assert (model.made.networks, model.made.whole) == (3, whole)
+    doubt = training._anchor(model, data, False)
+    assert len(model.answering) == (whole or 3)
+    with torch.no_grad():
+        said = torch.stack([net(data.features)[0] for net in model.answering]).mean(0)
+        torch.testing.assert_close(model.correction(data.features), said)
+        fresh = model.networks[0](data.features[data.fold == 0])[0]
+    left = (data.residual[data.fold == 0] - fresh) * model.shrinkage
+    torch.testing.assert_close(doubt.residual[data.fold == 0], left)
+
+
+def test_time_is_planned_with_networks_of_few_groups() -> None:
+    x = torch.randn(1000, 32, 32)
+    known = [nominal_seconds(preset("anchored"), x, 10, groups=n) for n in (12, 13)]
+    assert known[0] - known[1] == pytest.approx(1000 * 10 * 2 * 0.5e-6 * 32 * 32)
+
+
+def test_an_odd_held_out_group_does_not_choose_the_number_of_factors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is learned from is believed more, the fewer groups are held out."""
+    pairs = Pairs(torch.randn(400, 30), torch.randn(400, 3))
+    c = configs.override(preset("anchored"), {"anchored": {"kinds": 120, "anchor": "none"}})
+    model, data = prepare(pairs, None, torch.arange(400), c, lambda _: None)
+    doubt = Doubt(data.features, data.residual)
+    odd = doubt.take(torch.arange(50))
+
+    def explained(_: CodeStage, of: Doubt, budget: float) -> float:
+        return min(budget / 40, 1.0) if of is odd else 1 - 0.5**budget
+
+    monkeypatch.setattr(CodeStage, "explained", explained)
+    few, many = (CodeStage(model, doubt, odd, groups).knee() for groups in (1, 1000))
+    assert few < 10
+    assert 25 < many < 60
 
 
 def test_a_users_anchor_is_asked_for_a_few_at_a_time() -> None:

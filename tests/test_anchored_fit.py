@@ -230,8 +230,8 @@ def test_what_the_code_learned_from_can_be_had_again(
     labels, learned = torch.arange(80) // 2, []
 
     class Noted(CodeStage):
-        def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
-            super().__init__(model, doubt, held)
+        def __init__(self, model: AnchoredModel, doubt: Doubt, *held: Any) -> None:
+            super().__init__(model, doubt, *held)
             learned.append(doubt)
 
     monkeypatch.setattr("vspair.training.anchored.CodeStage", Noted)
@@ -541,7 +541,7 @@ def test_long_observations_of_vectors_take_longer() -> None:
     c, x = configs.preset("anchored"), torch.randn(5000, 20)
     short, long = (nominal_seconds(c, x, 10, observed=m) for m in (30, 30_000))
     assert long > 3 * short
-    assert plan_epochs(c, x, MINUTES, 30_000) < plan_epochs(c, x, MINUTES, 30)
+    assert plan_epochs(c, x, MINUTES, observed=30_000) < plan_epochs(c, x, MINUTES)
 
 
 def test_many_pairs_in_little_time_make_fewer_folds() -> None:

@@ -8,9 +8,9 @@ apart from their mean :math:`\bar z(y)`, whose part the anchor has in it already
 spread about the answer. The *grain* s is what no factor explains.
 
 The anchor is a ridge regression, or a few small networks that correct it, each trained without one
-fold of the pairs; their mean answers. Of vectors, a smooth regression may correct it too. Networks
-read *features*: answers of ridge for several
-penalties, first guesses where there are any, and y itself where it lies on the grid of x.
+fold of the pairs; their mean answers, or that of networks of all folds. Of vectors, a smooth
+regression may correct it too. Networks read *features*: answers of ridge for several penalties,
+first guesses where there are any, and y itself where it lies on the grid of x.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class AnchoredModel(InverseModel):
         wide: dict[str, Any] = {} if frame.size else {"dropout": DROPOUT}
         wide["width"] = anchored.width * (1 if frame.size else 4)
         self.networks = nn.ModuleList(
-            Reader(frame, channels, maps=1, **wide) for _ in range(made.networks)
+            Reader(frame, channels, maps=1, **wide) for _ in range(made.networks + made.whole)
         )
         self.register_buffer("trust", torch.ones(()))
         self.register_buffer("curve_trust", torch.zeros(()))
@@ -159,7 +159,7 @@ class AnchoredModel(InverseModel):
 
     def leave_out_networks(self) -> None:
         """Let the base answer alone, as if no networks had been made."""
-        self.made, self.networks = replace(self.made, networks=0), nn.ModuleList()
+        self.made, self.networks = replace(self.made, networks=0, whole=0), nn.ModuleList()
         self._make_readers()
 
     @property
@@ -183,6 +183,11 @@ class AnchoredModel(InverseModel):
         made = self.made
         maps = (made.penalties + made.first + (made.curve > 0)) * self.frame.channels
         return maps + (math.prod(self.y_shape) // math.prod(self.frame.size)) * self.reads_y
+
+    @property
+    def answering(self) -> nn.ModuleList:
+        """The networks whose mean answers."""
+        return self.networks[self.made.networks :] if self.made.whole else self.networks
 
     @property
     def corrects(self) -> bool:
@@ -225,7 +230,7 @@ class AnchoredModel(InverseModel):
         """
         parts = []
         if len(self.networks):
-            said = torch.stack([net(features)[0] for net in self.networks]).mean(0)
+            said = torch.stack([net(features)[0] for net in self.answering]).mean(0)
             parts.append(self.trust * said)
         if self.made.curve:
             parts.append(self.curve_trust * self.curve_step(features))

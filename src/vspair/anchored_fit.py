@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from vspair.networks.spatial import Domain, Frame
 from vspair.runs import Run
 from vspair.training.anchored import AnchoredTraining, doubt_again
 from vspair.training.doubt import Doubt
-from vspair.training.prepared import FOLDS, domain_of, help_of
+from vspair.training.prepared import FOLDS, domain_of, help_of, whole_networks
 from vspair.verdict import Verdict, judge
 
 __all__ = [
@@ -58,6 +57,9 @@ KEYS = ("epochs", "batch_size", "seed", "validation", "checkpoint_seconds")
 LEAST_HALVED = 40
 """Held-out pairs of which one half chooses and the other judges; fewer do both."""
 
+MANY_HELD = 10
+"""Held-out groups of which some choose and others judge; of fewer, half of the pairs of each."""
+
 LEAST_PAIRS = 20
 """Fewer pairs cannot be divided into folds and held-out pairs."""
 
@@ -83,7 +85,9 @@ def code_epochs(config: Config, pairs: int, epochs: int) -> int:
     return max(min(epochs, most, MOST_CODE), min(4 * epochs, few))
 
 
-def nominal_seconds(config: Config, x: Tensor, epochs: int, observed: int = 0) -> float:
+def nominal_seconds(
+    config: Config, x: Tensor, epochs: int, observed: int = 0, groups: int | None = None
+) -> float:
     """Return how long a training takes on two cores of a common CPU, from what was measured.
 
     It depends on sizes alone, so that the same pairs give the same epochs on every machine.
@@ -93,6 +97,7 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int, observed: int = 0) -
         x: The unknowns to train on, with shape (N, *x_shape).
         epochs: How many passes over the pairs networks get.
         observed: The entries of an observation, which count where x is a vector.
+        groups: How many groups the pairs are of; as many as pairs where not given.
     """
     a, domain = config.anchored, domain_of(config.anchored, x)
     folds = (a.folds or FOLDS) if a.anchor in ("auto", "network") else 0
@@ -104,23 +109,33 @@ def nominal_seconds(config: Config, x: Tensor, epochs: int, observed: int = 0) -
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
         size = entries * (a.width / 32) ** 1.5
         network, code, grain = 0.5e-6 * size, 1.1e-6 * size, 0.7e-6 * size
-    networks = tried * (folds - 1) / max(folds, 1) * network * epochs
-    passes = networks + code * code_epochs(config, len(x), epochs)
+    seen = tried * (folds - 1) / max(folds, 1) + whole_networks(folds, groups or len(x))
+    passes = seen * network * epochs + code * code_epochs(config, len(x), epochs)
     return len(x) * (passes + grain * max(2, epochs // 3))
 
 
-def plan_epochs(config: Config, x: Tensor, minutes: float, observed: int = 0) -> int:
-    """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of vectors."""
+def plan_epochs(config: Config, x: Tensor, minutes: float, **known: Any) -> int:
+    """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of vectors.
+
+    Arguments:
+        config: The settings.
+        x: The unknowns to train on, with shape (N, *x_shape).
+        minutes: How long the training may take on two cores, about.
+        known: The same as in :func:`nominal_seconds`.
+    """
     if not minutes > 0:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
     vectors = domain_of(config.anchored, x) == "vector"
     few, many = VECTOR_EPOCHS if vectors else EPOCHS
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
-    seconds = partial(nominal_seconds, config, x, observed=observed)
-    return next((n for n in range(most, few, -1) if seconds(n) <= 60 * minutes), few)
+
+    def fits(n: int) -> bool:
+        return nominal_seconds(config, x, n, **known) <= 60 * minutes
+
+    return next((n for n in range(most, few, -1) if fits(n)), few)
 
 
-def planned(config: Config, x: Tensor, minutes: float = MINUTES, observed: int = 0) -> Config:
+def planned(config: Config, x: Tensor, minutes: float = MINUTES, **known: Any) -> Config:
     """Return settings whose stages, the code's too, have the passes that fit the time.
 
     Where networks of five folds would see the pairs but a few times, there are three.
@@ -129,13 +144,13 @@ def planned(config: Config, x: Tensor, minutes: float = MINUTES, observed: int =
         config: The settings.
         x: The unknowns to train on, with shape (N, *x_shape).
         minutes: How long the training may take on two cores, about.
-        observed: The entries of an observation.
+        known: The same as in :func:`nominal_seconds`.
     """
-    epochs = plan_epochs(config, x, minutes, observed)
+    epochs = plan_epochs(config, x, minutes, **known)
     if not config.anchored.folds:
         folds = FOLDS if epochs >= FEW_PASSES else FEW_FOLDS
         config = configs.override(config, {"anchored": {"folds": folds}})
-        epochs = plan_epochs(config, x, minutes, observed)
+        epochs = plan_epochs(config, x, minutes, **known)
     changes: dict[str, Any] = {"training": {"epochs": epochs}}
     if not config.names("anchored.code_epochs"):
         changes["anchored"] = {"code_epochs": code_epochs(config, len(x), epochs)}
@@ -295,15 +310,15 @@ class AnchoredFit:
     def _half(self, which: int) -> Tensor:
         """Return which held-out pairs choose (0) and which judge (1); all do both if few.
 
-        Groups are divided only where one of the halves would be too small otherwise.
+        Groups are divided only where they are so few that one half might be of another kind.
         """
-        count = len(self.held)
+        count, groups = len(self.held), self.held_groups
         if count < LEAST_HALVED:
             return torch.arange(count)
-        half, groups = torch.arange(count) % 2, self.held_groups
-        if 2 <= int(groups.max()) + 1 < count:
-            whole = assign_folds(groups, 2, self.config.training.seed)
-            half = whole if int(torch.bincount(whole).min()) >= LEAST_HALVED // 2 else half
+        if MANY_HELD <= int(groups.max()) + 1 < count:
+            half = assign_folds(groups, 2, self.config.training.seed)
+        else:
+            half = torch.arange(count) % 2
         return (half == which).nonzero().squeeze(1)
 
     def _first(self, which: int) -> tuple[Tensor, Tensor] | None:
@@ -316,8 +331,8 @@ class AnchoredFit:
         if given:
             return
         minutes = MINUTES if minutes is None else minutes
-        observed = self.train.y[0].numel()
-        self.config = planned(self.config, self.train.x, minutes, observed)
+        known = {"observed": self.train.y[0].numel(), "groups": int(self.groups.max()) + 1}
+        self.config = planned(self.config, self.train.x, minutes, **known)
 
     def _judge(self, model: AnchoredModel, say: Callable[[str], None]) -> Verdict:
         first = self._first(1)

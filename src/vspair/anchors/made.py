@@ -23,7 +23,7 @@ class Made:
         rank: The directions of the ridge path.
         penalties: Its penalties.
         best: Which of them answers best.
-        networks: The networks of the anchor.
+        networks: The networks of the anchor, one without each fold.
         modes: The codes of a y.
         first: Whether first guesses are given with y.
         ridge: What ridge regression learns: ``entries``, each from all others; ``toward-y``, the
@@ -31,6 +31,7 @@ class Made:
             ``shifts``, one filter for all places.
         curve: The directions of a smooth regression beside it, for vectors; 0 where there is none.
         mirrored: Whether networks, code and grain learn from mirrored images too.
+        whole: How many more networks learn from all folds, and answer instead of the others.
     """
 
     base: BaseName
@@ -44,3 +45,4 @@ class Made:
     ridge: RidgeKind = "entries"
     curve: int = 0
     mirrored: bool = False
+    whole: int = 0

@@ -175,7 +175,7 @@ class AnchoredTraining:
         doubt = self._anchor(model, data, show)
         del data  # what is seen of it is in doubt already
         held = self._held(model)
-        code = CodeStage(model, doubt, held)
+        code = CodeStage(model, doubt, held, self.held_groups)
         every = torch.arange(len(doubt.residual), device=self.device)
         how = {"learning_rate": 2e-3, "clip": 1.0}
         epochs = self.config.anchored.code_epochs or self.epochs

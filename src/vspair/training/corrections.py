@@ -34,7 +34,7 @@ def maps_of(net: nn.Module, features: Tensor) -> Tensor:
 def say_out_of_fold(model: AnchoredModel, data: Prepared) -> Tensor:
     """Return what the network that has not seen it says of each pair; 0 without networks."""
     said = torch.zeros_like(model.frame.maps(data.residual))
-    for k, net in enumerate(model.networks):
+    for k, net in enumerate(model.networks[: model.made.networks]):
         rows = data.fold == k
         said[rows] = in_parts(partial(maps_of, net), data.features[rows])
     return said
@@ -82,7 +82,7 @@ class Corrections:
         self.target = model.frame.maps(data.residual)
         self.said, self.step = say_out_of_fold(model, data), take_steps(model, data.features)
         seen = held.seen[:, : model.n_features]
-        parts = [in_parts(partial(maps_of, net), seen) for net in model.networks]
+        parts = [in_parts(partial(maps_of, net), seen) for net in model.answering]
         each = torch.stack(parts).double()
         self.held_said, self.held_step = each.mean(0), take_steps(model, seen)
         self.held_target = model.frame.maps(held.residual) + in_parts(model.correction, seen)

@@ -37,6 +37,10 @@ MOST_FACTORS = 200.0
 MANY_GROUPS = 10
 """Of so many held-out groups, half is believed of what they say about the width of the doubt."""
 
+FEW_GROUPS, MOST_KNOWN = 2, 500
+"""Of so many held-out groups, half is believed of what they say about the number of factors; the
+most residuals that are learned from and asked too."""
+
 FEW_FACTORS = 16.0
 """Where no more factors than this may be open, all of them are."""
 
@@ -133,10 +137,16 @@ class CodeStage:
 
     The number of open gates falls from many, so that factors learn what they are before they
     compete, to those asked for. Where none were asked for, the knee is chosen on the way.
+
+    Arguments:
+        model: The model.
+        doubt: What is left of training pairs.
+        held: What is left of held-out pairs.
+        groups: How many groups these are of.
     """
 
-    def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt) -> None:
-        self.model, self.doubt, self.held = model, doubt, held
+    def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt, groups: int) -> None:
+        self.model, self.doubt, self.held, self.groups = model, doubt, held, groups
         self.state, self.beta = model.thresholds, model.anchored.beta
         self.parts = nn.ModuleList(
             (model.x_encoder, model.x_decoder, model.code_reader, model.thresholds)
@@ -233,21 +243,29 @@ class CodeStage:
     def knee(self) -> float:
         """Return the number of factors after which more of them explain little more.
 
-        Where x has so few entries that a curve has no room to bend, as many as there may be.
+        Of held-out residuals, and of some that are learned from: one held-out group may be of
+        another kind. Where x has so few entries that a curve has no room to bend, as many as there
+        may be.
         """
         if self.most <= FEW_FACTORS:
             return self.most
         counts = [1.0]
         while counts[-1] * 1.3 < self.most:
             counts.append(math.ceil(counts[-1] * 1.3))
-        return find_knee(counts, [self.explained(k) for k in counts])
+        believed = self.groups / (self.groups + FEW_GROUPS)
+        known = self.doubt.take(rows_from_everywhere(len(self.doubt.residual), MOST_KNOWN))
+        shares = [
+            believed * self.explained(self.held, k) + (1 - believed) * self.explained(known, k)
+            for k in counts
+        ]
+        return find_knee(counts, shares)
 
     @torch.no_grad()
-    def explained(self, budget: float) -> float:
-        """Return the share of the held-out squared residual that a budget of factors explains."""
-        residual, left = self.held.residual, 0.0
+    def explained(self, doubt: Doubt, budget: float) -> float:
+        """Return the share of squared residuals that a budget of factors explains."""
+        residual, left = doubt.residual, 0.0
         for rows in torch.arange(len(residual)).split(256):
-            q, p, _, _ = self.codes(self.held.take(rows), budget)
+            q, p, _, _ = self.codes(doubt.take(rows), budget)
             decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
             left += float((residual[rows] - decoded).double().square().sum())
         return 1 - left / max(float(residual.double().square().sum()), 1e-30)
@@ -263,7 +281,7 @@ class CodeStage:
         omega = torch.cat(gates)
         undecided = undecided_share(omega)
         used = int((omega > 0.5).any(0).sum())
-        share, every = 100 * self.explained(budget), omega.shape[1]
+        share, every = 100 * self.explained(self.held, budget), omega.shape[1]
         return (
             f"code: KL {nats / len(omega):.3g} nats; explains {share:.3g} % of squared residuals; "
             f"{used} of {every} factors are in use, {every - used} dead; undecided gates are "

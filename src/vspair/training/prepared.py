@@ -36,6 +36,7 @@ __all__ = [
     "plain_modes",
     "prepare",
     "tell_domain",
+    "whole_networks",
 ]
 
 Say = Callable[[str], None]
@@ -52,6 +53,10 @@ about more."""
 MANY_PAIRS = 20_000
 """With more pairs than this, networks alone learn what is not linear, and no mirrored ones are
 tried."""
+
+FEW_SOURCES, WHOLE = 12, 2
+"""Of so many groups or fewer, networks miss those that they do not learn from: so many more learn
+from all of them, and answer."""
 
 LEAST_SIGNAL = 48
 """The entries that a vector must have to be taken for a signal."""
@@ -103,6 +108,11 @@ def help_of(domain: Domain, config: Config, pairs: int) -> str:
         return "dropout"
     wanted = domain == "image" and config.anchored.mirrors and pairs <= MANY_PAIRS
     return "mirrors" if wanted else ""
+
+
+def whole_networks(networks: int, groups: int) -> int:
+    """Return how many networks learn from all folds, beside those without one each."""
+    return WHOLE if networks and groups <= FEW_SOURCES else 0
 
 
 @dataclass(frozen=True)
@@ -298,10 +308,11 @@ def prepare(
     if domain == "vector" and a.anchor == "auto" and few:
         curve, smooth = _find_curve(x, y.float(), fold, a.out_of_fold, error, say)
     networks = int(fold.max()) + 1 if a.anchor in ("auto", "network") else 0
+    whole = whole_networks(networks, int(groups.max()) + 1)
     rank = len(path.values) if isinstance(path, RidgePath) else 0
     sizes = rank, answers.shape[1], best, networks, modes
     directions = 0 if curve is None else len(curve.values)
-    made = Made(base, domain, *sizes, first is not None, kind, directions)
+    made = Made(base, domain, *sizes, first is not None, kind, directions, whole=whole)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AnchoredModel(config.model, a, made, *shapes)
