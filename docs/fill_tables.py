@@ -186,14 +186,14 @@ def _own(results: Path, study: str) -> str:
 
     def cell(name: str, model: str, metric: str, form: str = ".3g") -> str:
         value = found.get((name, model, metric))
-        return "-" if value is None else format(value, form)
+        return "-" if value is None else format(value, form).replace("%", " %")
 
     simple = {"ridge": "ridge", "network": "plain network", "trivial-y": "y itself"}
     lines = []
     for name in dict.fromkeys(row.condition for row in rows):
         own = [cell(name, "vsPAIR", "mse_mean"), *(cell(name, m, "mse_mean") for m in simple)]
         ratios = [cell(name, "vsPAIR", f"{m}_over_best_simple", ".2f") for m in ("mse", "crps")]
-        more = [("coverage_90", ".1%"), ("active", ".3g"), ("share_in_factors", ".0%")]
+        more = [("coverage_90", ".0%"), ("active", ".3g"), ("share_in_factors", ".0%")]
         lines.append([name, *own, *ratios, *(cell(name, "vsPAIR", *each) for each in more)])
     columns = [
         "pairs", "MSE of ours", *simple.values(), "MSE over the best simple",

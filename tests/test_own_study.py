@@ -17,7 +17,7 @@ from vspair.cli import app
 from vspair.data import Pairs
 from vspair.datasets.own import SETS, OwnSet, Part, Split
 from vspair.errors import VspairError
-from vspair.methods import Ridge, ShiftRidge, held
+from vspair.methods import Ridge, ShiftRidge
 from vspair.posterior import SamplePosterior
 from vspair.runs import read_groups
 from vspair.studies.own import around as own_around
@@ -25,6 +25,7 @@ from vspair.studies.own import study as own_study
 from vspair.studies.own import tables
 from vspair.studies.own.drawing import draw_all
 from vspair.studies.own.study import MADE, SMOKE, STUDY, Case, Scale, load
+from vspair.training import held
 from vspair.training.doubt import Doubt
 
 FEW = Scale(sets="made", seeds=1, samples=10, seconds=0.2)

@@ -145,7 +145,7 @@ def train_in_budget(
                 f"{len(data[0])} pairs: expected at least {_LEAST}, of which a tenth is held out."
             )
         data, held = apart(data, groups, seed)
-    limit = epochs or passes or _FOREVER
+    limit = next((n for n in (epochs, passes) if n is not None), _FOREVER)
     plan = Plan(limit, batch_size, learning_rate, 0.0, "best", seed=seed)
     time = seconds if epochs is None else None
     BudgetTraining(model, loss, data, plan, held=held, seconds=time, **where).train(show)
