@@ -1,11 +1,12 @@
 r"""The anchored model: a deterministic answer, and a sparse code for what is left in doubt.
 
-.. math:: x = r(y) + d(z) - d(\bar z(y)) + s(y) \odot \varepsilon, \qquad z \sim p(z \mid y),
-          \quad \varepsilon \sim \mathcal{N}(0, I)
+.. math:: x = r(y) + g(y) \odot (d(z) - d(\bar z(y))) + s(y) \odot \varepsilon, \qquad
+          z \sim p(z \mid y), \quad \varepsilon \sim \mathcal{N}(0, I)
 
 The *anchor* r answers. Factors z describe the residual x - r(y): they are the doubt. They are told
 apart from their mean :math:`\bar z(y)`, whose part the anchor has in it already, so that samples
-spread about the answer. The *grain* s is what no factor explains.
+spread about the answer. Their *reach* g is how much of them is at each entry: none where y shows
+x as it is. The *grain* s is what no factor explains.
 
 The anchor is a ridge regression, or a few small networks that correct it, each trained without one
 fold of the pairs; their mean answers, or that of networks of all folds. Of vectors, a smooth
@@ -59,6 +60,9 @@ PART = 256
 
 LOG_GRAIN = (-8.0, 3.0)
 """The bounds of the logarithm of the grain, beside the constant one."""
+
+LOG_REACH = (-8.0, 2.0)
+"""The bounds of the logarithm of the reach of factors."""
 
 
 def decided(gate: Tensor, shift: Tensor) -> Tensor:
@@ -152,7 +156,8 @@ class AnchoredModel(InverseModel):
         seen = self.n_features + self.frame.channels * self.corrects
         each, modes, width = 3 * self.kinds, self.made.modes, self.anchored.width
         numbers = each if modes == 1 else (2 * modes + 1) * self.kinds + modes
-        self.code_reader = Reader(self.frame, seen, numbers=numbers, width=width)
+        maps = int(self.made.reach)
+        self.code_reader = Reader(self.frame, seen, maps=maps, numbers=numbers, width=width)
         self.grain_reader = Reader(self.frame, seen, maps=1, width=width)
         self.x_encoder = PlaceEncoder(self.frame, self.frame.channels + seen, each)
         self._spread_modes()
@@ -310,6 +315,29 @@ class AnchoredModel(InverseModel):
             return modes[:, 0]
         return Mixture(modes, weights)
 
+    def read_seen(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the code, and the reach of factors (B, *x_shape).
+
+        Its mean square is 1 for each y: how large all doubt is, is for the strengths of factors to
+        say. Otherwise factors that are not yet learned would be silenced.
+        """
+        maps, numbers = self.code_reader(seen)
+        if maps is None:
+            return numbers, seen.new_ones(len(seen), *self.x_shape)
+        reach = maps.clamp(*LOG_REACH).exp()
+        size = reach.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (maps.ndim - 1))
+        return numbers, (reach / size).reshape(len(seen), *self.x_shape)
+
+    def spread(self, z: Tensor, p: SpikeSlab | Mixture, reach: Tensor) -> Tensor:
+        """Return what latents (B, l) add to the answer, in units of the residual, (B, *x_shape).
+
+        Arguments:
+            z: The latents.
+            p: The code of y, whose mean the answer has in it already.
+            reach: The reach of factors, with shape (B, *x_shape).
+        """
+        return reach * (self.x_decoder(z) - self.centre(p))
+
     def own_numbers(self, residual: Tensor, seen: Tensor) -> Tensor:
         """Return the numbers that the code of residuals is read from, with shape (B, 3 l)."""
         return self.x_encoder(torch.cat((self.frame.maps(residual), seen), 1)).flatten(1)
@@ -414,23 +442,21 @@ class AnchoredModel(InverseModel):
             answer, seen = self.answer(self.normalise_y(y), self._guess(y, first))
         return self.x_scale.inverse(answer), seen
 
-    def read(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Code, Tensor]:
-        """Return answer, code and grain for normalised observations and first guesses.
+    def read(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Code, Tensor, Tensor]:
+        """Return answer, code, reach and grain for normalised observations and first guesses.
 
         The answer (B, *x_shape) is normalised as the unknown is, the grain (B, *x_shape) is in
-        units of the residual.
+        units of the residual; the reach (B, *x_shape) multiplies what is decoded.
         """
         guesses = [None] * len(y) if first is None else first.split(PART)
         parts = [self._read_part(*each) for each in zip(y.split(PART), guesses, strict=False)]
-        answer, numbers, grain = (torch.cat(each) for each in zip(*parts, strict=True))
-        return answer, self.read_code(numbers), grain
+        answer, numbers, reach, grain = (torch.cat(each) for each in zip(*parts, strict=True))
+        return answer, self.read_code(numbers), reach, grain
 
-    def _read_part(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return answer, the numbers of the code, and grain."""
+    def _read_part(self, y: Tensor, first: Tensor | None) -> tuple[Tensor, ...]:
+        """Return answer, the numbers of the code, reach, and grain."""
         answer, seen = self.answer(y, first)
-        numbers = self.code_reader(seen)[1]
-        assert numbers is not None
-        return answer, numbers, self.grain(seen)
+        return answer, *self.read_seen(seen), self.grain(seen)
 
     def posterior(self, y: Any, *, first: Any = None, noise: bool = True) -> LatentPosterior:
         """Return what the model believes of x, given observations in their own units.
@@ -445,12 +471,12 @@ class AnchoredModel(InverseModel):
             first = as_array(first, "first")[None]
         with evaluating(self), torch.no_grad():
             guess = self._guess(y, first)
-            answer, code, grain = self.read(self.normalise_y(y), guess)
+            answer, code, reach, grain = self.read(self.normalise_y(y), guess)
             grain = grain * self.x_normaliser.std
         about = self.x_scale.inverse(answer) if self.centred else None
-        return LatentPosterior(
-            self, code, noise=noise, answer=about, noise_std=grain, single=single
-        )
+        how: dict[str, Any] = {"answer": about, "noise_std": grain, "single": single}
+        how["reach"] = reach if self.made.reach else None
+        return LatentPosterior(self, code, noise=noise, **how)
 
     def ridge_answer(self, y: Tensor) -> Tensor:
         """Return what ridge regression alone answers, in own units, with shape (B, *x_shape)."""

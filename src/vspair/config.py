@@ -211,6 +211,7 @@ class AnchoredConfig:
         active: How many factors answers have on average; 0 chooses by the knee of what they
             explain of held-out residuals.
         beta: The weight of the KL on the side of the residual's code.
+        reach: Whether how much factors move each entry is read of y, or is the same for all y.
         grain: Whether the width of the grain is ``predicted`` for each entry or ``constant``.
         grain_loss: What a predicted grain is learned by: the fair ``crps`` of two draws, or the
             Gaussian ``likelihood`` of what the residual's own code leaves, ruled by outliers.
@@ -232,6 +233,7 @@ class AnchoredConfig:
     active: int = 0
     beta: float = 0.5
     grain: Literal["predicted", "constant"] = "predicted"
+    reach: bool = True
     grain_loss: Literal["crps", "likelihood"] = "crps"
     spatial: bool = True
     out_of_fold: bool = True

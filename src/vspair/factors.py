@@ -141,6 +141,7 @@ def leading_factors(
     region: Tensor | None = None,
     among: Tensor | None = None,
     shared: bool = False,
+    reach: Tensor | None = None,
 ) -> Factors:
     """Return the k factors that carry most variance for each observation.
 
@@ -156,6 +157,7 @@ def leading_factors(
         among: The factors to choose from, a mask of shape (l,) or (B, l); others are not decoded
             and have no part in the shares.
         shared: Whether to name the same factors for all observations, by their mean share.
+        reach: What is decoded for each observation is multiplied by it too, (B, *x_shape).
     """
     if isinstance(code, Point):
         raise VspairError(
@@ -171,13 +173,14 @@ def leading_factors(
         raise VspairError(f"k = {k}: expected 1 to {most}, the number of factors to choose from.")
     with evaluating(decoder):
         moves = LatentMoves(decoder)
-        carried = _carried(code, moves, std, weights, allowed)
+        scale = _scale(std, reach, len(code.mean))
+        carried = _carried(code, moves, scale, weights, allowed)
         total = carried.sum((0, 2)).unsqueeze(1)
         structural, parametric = carried / total.where(total > 0, 1)
         share = structural + parametric
         score = share.mean(0).expand_as(share) if shared else share
         index = score.masked_fill(~named, -1).topk(k, dim=1).indices
-        effect = _effects(code, moves, std, index)
+        effect = _effects(code, moves, scale, index).unflatten(-1, std.shape)
     found = (share, structural, code.omega, code.mu, code.slab.variance.sqrt())
     share, structural, presence, strength, deviation = (t.gather(1, index) for t in found)
     return Factors(index, share, structural, presence, strength, deviation, effect)
@@ -194,8 +197,13 @@ def _weights(region: Tensor | None, batch: int, std: Tensor) -> Tensor:
     return inside / inside.sum(1, keepdim=True)
 
 
+def _scale(std: Tensor, reach: Tensor | None, batch: int) -> Tensor:
+    """Return what each decoded pixel is multiplied by, with shape (B, pixels)."""
+    return (std if reach is None else std * reach).expand(batch, *std.shape).flatten(1)
+
+
 def _images(
-    code: SpikeSlab, moves: LatentMoves, std: Tensor, wanted: Tensor
+    code: SpikeSlab, moves: LatentMoves, scale: Tensor, wanted: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield rows (n,), factors (n,) and their images s and p, (n, pixels), of those wanted."""
     # From the mean omega mu to mu + sigma, mu - sigma and 0; a gate that is never closed has no 0.
@@ -204,34 +212,34 @@ def _images(
     shifts = torch.stack((centre + sigma, centre - sigma, absence), dim=-1)
     shifts = shifts if absence.any() else shifts[..., :2]
     for rows, dims, changes in moves(code.mean, shifts * wanted.unsqueeze(-1)):
-        up, down, *off = (changes * std.flatten()).unbind(1)
+        up, down, *off = (changes * scale[rows].unsqueeze(1)).unbind(1)
         yield rows, dims, (up + down) / 2 - sum(off), (up - down) / 2
 
 
 def _carried(
-    code: SpikeSlab, moves: LatentMoves, std: Tensor, weights: Tensor, allowed: Tensor
+    code: SpikeSlab, moves: LatentMoves, scale: Tensor, weights: Tensor, allowed: Tensor
 ) -> Tensor:
     """Return structural and parametric variance of each factor, with shape (2, B, l)."""
     carried = code.mu.new_zeros(2, *code.mu.shape)
     open_ = code.omega > NEVER  # others need not be decoded
-    for rows, dims, *images in _images(code, moves, std, allowed & open_):
+    for rows, dims, *images in _images(code, moves, scale, allowed & open_):
         squares = torch.stack(images).square_()
         carried[:, rows, dims] = (squares * weights[rows]).sum(-1)
     return carried * torch.stack((code.omega * code.absent, code.omega))
 
 
-def _effects(code: SpikeSlab, moves: LatentMoves, std: Tensor, index: Tensor) -> Tensor:
-    """Return what the factors (B, k) move by one deviation, with shape (B, k, *x_shape)."""
+def _effects(code: SpikeSlab, moves: LatentMoves, scale: Tensor, index: Tensor) -> Tensor:
+    """Return what the factors (B, k) move by one deviation, with shape (B, k, pixels)."""
     # Cov(x, z) = omega (1 - omega) mu s + omega sigma p, by the law of total covariance.
-    scale = code.omega / code.variance.clamp(min=torch.finfo(code.mu.dtype).tiny).sqrt()
-    by_presence, by_strength = scale * code.absent * code.mu, scale * code.slab.variance.sqrt()
+    unit = code.omega / code.variance.clamp(min=torch.finfo(code.mu.dtype).tiny).sqrt()
+    by_presence, by_strength = unit * code.absent * code.mu, unit * code.slab.variance.sqrt()
     places = torch.arange(index.shape[1], device=index.device).expand_as(index)
     place = torch.full(code.mu.shape, -1, device=index.device).scatter_(1, index, places)
-    effect = code.mu.new_zeros(*index.shape, std.numel())
-    for rows, dims, s, p in _images(code, moves, std, place >= 0):
+    effect = code.mu.new_zeros(*index.shape, scale.shape[1])
+    for rows, dims, s, p in _images(code, moves, scale, place >= 0):
         moved = by_presence[rows, dims, None] * s + by_strength[rows, dims, None] * p
         effect[rows, place[rows, dims]] = moved
-    return effect.unflatten(-1, std.shape)
+    return effect
 
 
 # -- of what kind -----------------------------------------------------------------------------
@@ -245,6 +253,7 @@ def split_variance(
     n: int = 200,
     *,
     noise_std: Tensor | None = None,
+    reach: Tensor | None = None,
     chunk: int = 256,
     generator: Generator | None = None,
 ) -> Split:
@@ -270,6 +279,7 @@ def split_variance(
         n: How many sets of gates are sampled, at least 2. Not used where the parts are exact.
         noise_std: The deviation of the decoder's noise in the data's units, with shape x_shape or
             (B, *x_shape).
+        reach: What is decoded for each observation is multiplied by it too, (B, *x_shape).
         chunk: How many images are decoded at once; results do not depend on it.
         generator: Samples the codes, on their device.
     """
@@ -279,10 +289,11 @@ def split_variance(
     with evaluating(decoder):
         moves = LatentMoves(decoder)
         code = code if isinstance(code, Mixture) else gated(code)
+        scale = _scale(std, reach, len(code.mean)).unflatten(1, std.shape)
         if isinstance(code, SpikeSlab) and (moves.affine or not code.variance.any()):
-            parts, errors = _exact_parts(code, moves, std)
+            parts, errors = _exact_parts(code, moves, scale)
         else:
-            products = _products(code, decoder, std, n, chunk, generator)
+            products = _products(code, decoder, scale, n, chunk, generator)
             parts, errors = _estimated_parts(products, n, gates)
     (structural, parametric), errors = parts.to(code.mean), errors.to(code.mean)
     noise = torch.zeros_like(std) if noise_std is None else noise_std
@@ -290,15 +301,15 @@ def split_variance(
     return Split(structural, parametric, grain, structural + parametric + grain, *errors)
 
 
-def _exact_parts(code: SpikeSlab, moves: LatentMoves, std: Tensor) -> tuple[Tensor, Tensor]:
+def _exact_parts(code: SpikeSlab, moves: LatentMoves, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return both parts (2, B, *x_shape) of an affine decoder or a point, and errors of zero."""
     variances = torch.stack((code.structural_variance, code.parametric_variance)).double()
-    parts = variances.new_zeros(2, len(code.mu), std.numel())
+    parts = variances.new_zeros(2, len(code.mu), scale[0].numel())
     varying = variances.any(0).any(0).nonzero().squeeze(1)
     for dims in varying.split(256) if len(varying) else ():
-        columns = moves.columns(dims, code.mu).flatten(1) * std.flatten()
+        columns = moves.columns(dims, code.mu).flatten(1)
         parts += variances[..., dims] @ columns.double().square()
-    parts = parts.unflatten(-1, std.shape)
+    parts = parts.unflatten(-1, scale.shape[1:]) * scale.double().square()
     return parts, torch.zeros_like(parts[:1]).expand(3, *parts.shape[1:])
 
 
@@ -312,7 +323,7 @@ def _pair(code: SpikeSlab | Mixture, generator: Generator | None) -> Tensor:
 def _products(
     code: SpikeSlab | Mixture,
     decoder: nn.Module,
-    std: Tensor,
+    scale: Tensor,
     n: int,
     chunk: int,
     generator: Generator | None,
@@ -324,7 +335,7 @@ def _products(
 
     def decode(z: Tensor) -> Tensor:
         parts = [decoder(part) for part in z.flatten(0, -2).split(chunk)]
-        return (torch.cat(parts) * std).unflatten(0, z.shape[:-1]).double()
+        return (torch.cat(parts).unflatten(0, z.shape[:-1]) * scale).double()
 
     centre, step = decode(code.mean), max(1, chunk // (2 * len(code.mean)))
     sums = centre.new_zeros(4, 4, *centre.shape)

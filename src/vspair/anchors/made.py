@@ -31,6 +31,7 @@ class Made:
             ``shifts``, one filter for all places.
         curve: The directions of a smooth regression beside it, for vectors; 0 where there is none.
         mirrored: Whether networks, code and grain learn from mirrored images too.
+        reach: Whether how far factors reach is read of y.
         whole: How many more networks learn from all folds, and answer instead of the others.
     """
 
@@ -46,3 +47,4 @@ class Made:
     curve: int = 0
     mirrored: bool = False
     whole: int = 0
+    reach: bool = False

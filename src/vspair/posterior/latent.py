@@ -40,6 +40,7 @@ class LatentPosterior(Posterior):
             samples spread; none for models that decode the whole unknown.
         noise_std: The deviation of the noise in the data's units, with shape (B, *x_shape); the
             model's where not given.
+        reach: What is decoded, normalised, is multiplied by it, with shape (B, *x_shape).
         single: Whether to leave out the batch dimension.
         chunk: How many images are decoded at once.
     """
@@ -52,6 +53,7 @@ class LatentPosterior(Posterior):
         noise: bool = False,
         answer: Tensor | None = None,
         noise_std: Tensor | None = None,
+        reach: Tensor | None = None,
         single: bool = False,
         chunk: int = 256,
     ) -> None:
@@ -59,13 +61,14 @@ class LatentPosterior(Posterior):
         self.model, self.code, self.noise, self.chunk = model, code, noise, chunk
         self.has_spread = noise or not isinstance(code, Point)
         self.most_samples = None if self.has_spread else 1
-        self.answer, self._noise_std = answer, noise_std
+        self.answer, self._noise_std, self.reach = answer, noise_std, reach
         # Factors are told apart from the answer, which has their mean in it already.
-        self._offset = None if answer is None else answer - self._decode(code.mean)
+        self._offset = None if answer is None else answer - self._decode(code.mean, reach)
 
     def with_noise(self, noise: bool = True) -> LatentPosterior:
         """Return the same posterior with samples that include the decoder's noise, or not."""
         how: dict[str, Any] = {"answer": self.answer, "noise_std": self._noise_std}
+        how["reach"] = self.reach
         how |= {"single": self._single, "chunk": self.chunk}
         return LatentPosterior(self.model, self.code, noise=noise, **how)
 
@@ -89,20 +92,19 @@ class LatentPosterior(Posterior):
         return f"Posterior({len(self)} observations, {kind} code of {self.code.mean.shape[-1]})"
 
     @torch.no_grad()
-    def _decode(self, z: Tensor) -> Tensor:
-        """Return what is decoded of latents (..., l), with shape (..., *x_shape)."""
+    def _decode(self, z: Tensor, reach: Tensor | None) -> Tensor:
+        """Return what is decoded of latents (..., l), times a reach, as (..., *x_shape)."""
         flat = z.reshape(-1, z.shape[-1])
         with evaluating(self.model):
             parts = [self.model.x_decoder(part) for part in flat.split(self.chunk)]
-        x = self.model.x_normaliser.inverse(torch.cat(parts))
-        return x.reshape(*z.shape[:-1], *self.model.x_shape)
+        x = torch.cat(parts).reshape(*z.shape[:-1], *self.model.x_shape)
+        return self.model.x_normaliser.inverse(x if reach is None else x * reach)
 
     def decode(self, z: Tensor) -> Tensor:
         """Return latents (B, ..., l) of the observations as unknowns (B, ..., *x_shape)."""
-        x = self._decode(z)
-        if self._offset is None:
-            return x
-        return x + self._offset.reshape(len(self), *[1] * (z.ndim - 2), *self.x_shape)
+        shape = len(self), *[1] * (z.ndim - 2), *self.x_shape
+        x = self._decode(z, None if self.reach is None else self.reach.reshape(shape))
+        return x if self._offset is None else x + self._offset.reshape(shape)
 
     def _sampled(
         self, n: int, generator: Generator | None, rows: slice = slice(None)
@@ -115,7 +117,8 @@ class LatentPosterior(Posterior):
         for start in range(0, n, step):
             count = min(step, n - start)
             sampled = [self._sample_latent(generator, rows) for _ in range(count)]
-            x = self._decode(torch.stack([z for z, _ in sampled]))
+            reach = None if self.reach is None else self.reach[rows]
+            x = self._decode(torch.stack([z for z, _ in sampled]), reach)
             if self._offset is not None:
                 x += self._offset[rows]
             for image, (_, noise) in zip(x, sampled, strict=True):
@@ -192,17 +195,16 @@ class LatentPosterior(Posterior):
     ) -> Factors:
         decoder, std = self.model.x_decoder, self.model.x_normaliser.std
         found = leading_factors(
-            self.code, decoder, std, k, region=region, among=among, shared=shared
+            self.code, decoder, std, k, region=region, among=among, shared=shared, reach=self.reach
         )
         return found[0] if self._single else found
 
     def split(self, n: int = 200, generator: Generator | None = None) -> Split:  # noqa: D102
         self._expect_spread()
         decoder, std = self.model.x_decoder, self.model.x_normaliser.std
-        noise = self.noise_std if self.noise else None
-        found = split_variance(
-            self.code, decoder, std, n, noise_std=noise, chunk=self.chunk, generator=generator
-        )
+        how: dict[str, Any] = {"noise_std": self.noise_std if self.noise else None}
+        how |= {"reach": self.reach, "chunk": self.chunk, "generator": generator}
+        found = split_variance(self.code, decoder, std, n, **how)
         return found[0] if self._single else found
 
     def active(self, threshold: float = 0.5) -> Tensor:

@@ -3,7 +3,7 @@ r"""What is left in doubt: the stages that learn its code and its grain.
 The *code* is learned by the conditional bound on the out-of-fold residual e = x - r(y),
 
 .. math:: \log p(e \mid y) \ge \mathrm{E}_{q(z \mid e, y)}
-          \log \mathcal{N}(e \mid d(z) - d(\bar z), s^2)
+          \log \mathcal{N}(e \mid g \odot (d(z) - d(\bar z)), s^2)
           - \mathrm{KL}(q(z \mid e, y) \,\|\, p(z \mid y)),
 
 with one constant width s and a budget of open gates that is solved for in every batch. The *grain*
@@ -177,10 +177,10 @@ class CodeStage:
 
     def codes(
         self, doubt: Doubt, budget: float
-    ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor, Tensor]:
-        """Return the codes q of residuals and p of their y for a budget, and their shifts."""
+    ) -> tuple[SpikeSlab, SpikeSlab | Mixture, Tensor, tuple[Tensor, Tensor]]:
+        """Return the codes q of residuals and p of their y for a budget, reach, and shifts."""
         model = self.model
-        numbers = model.code_reader(doubt.seen)[1]
+        numbers, reach = model.read_seen(doubt.seen)
         parts, weights = model.modes_of(numbers)
         shift = self._solve(parts.detach().chunk(3, -1)[2], weights.detach(), budget)
         own = model.own_numbers(doubt.residual, doubt.seen)
@@ -189,7 +189,7 @@ class CodeStage:
         gates = own.detach().chunk(3, -1)[2].unsqueeze(1)
         own_shift = self._solve(gates, torch.zeros_like(gates[:, :, 0]), budget)
         p = model.read_code(numbers, shift)
-        return model.with_gates(own, own_shift), p, own_shift, shift
+        return model.with_gates(own, own_shift), p, reach, (own_shift, shift)
 
     def loss(
         self, rows: Tensor, generator: Generator, progress: float
@@ -197,8 +197,8 @@ class CodeStage:
         """Return minus the bound, by entry, and its parts."""
         model, state = self.model, self.state
         doubt = self.doubt.take(rows, generator)
-        q, p, own_shift, shift = self.codes(doubt, self.budget(progress))
-        decoded = model.x_decoder(q.rsample(generator)) - model.centre(p)
+        q, p, reach, (own_shift, shift) = self.codes(doubt, self.budget(progress))
+        decoded = model.spread(q.rsample(generator), p, reach)
         mse = (doubt.residual - decoded).square().mean()
         with torch.no_grad():
             rate = max(0.02, 0.5 * (1 - progress) ** 2)
@@ -232,8 +232,8 @@ class CodeStage:
         held, squares, nats = self.held, 0.0, 0.0
         generator = Generator(held.seen.device).manual_seed(0)
         for rows in torch.arange(len(held.residual)).split(256):
-            q, p, _, _ = self.codes(held.take(rows), budget)
-            decoded = self.model.x_decoder(q.rsample(generator)) - self.model.centre(p)
+            q, p, reach, _ = self.codes(held.take(rows), budget)
+            decoded = self.model.spread(q.rsample(generator), p, reach)
             squares += float((held.residual[rows] - decoded).double().square().sum())
             nats += float(divergence(q, p).double().sum())
         count = held.residual.numel()
@@ -265,8 +265,8 @@ class CodeStage:
         """Return the share of squared residuals that a budget of factors explains."""
         residual, left = doubt.residual, 0.0
         for rows in torch.arange(len(residual)).split(256):
-            q, p, _, _ = self.codes(doubt.take(rows), budget)
-            decoded = self.model.x_decoder(q.mean) - self.model.centre(p)
+            q, p, reach, _ = self.codes(doubt.take(rows), budget)
+            decoded = self.model.spread(q.mean, p, reach)
             left += float((residual[rows] - decoded).double().square().sum())
         return 1 - left / max(float(residual.double().square().sum()), 1e-30)
 
@@ -292,7 +292,7 @@ class CodeStage:
     def settle(self) -> None:
         """Set where gates open so that held-out answers have the number of factors promised."""
         model, held = self.model, self.held
-        numbers = in_parts(lambda s: model.code_reader(s)[1], held.seen)
+        numbers = in_parts(lambda s: model.read_seen(s)[0], held.seen)
         parts, weights = model.modes_of(numbers)
         active = float(self.state.active)
         self.state.answer.copy_(self._solve(parts.chunk(3, -1)[2], weights, active))
@@ -354,9 +354,9 @@ class GrainStage:
         """Let the grain start at what own codes leave of some residuals."""
         model, rows = self.model, rows_from_everywhere(len(self.doubt.seen), 512)
         seen, residual = self.doubt.seen[rows], self.doubt.residual[rows]
-        q, p = model.encode(residual, seen), model.read_code(model.code_reader(seen)[1])
-        explained = model.x_decoder(q.mean * present(p)) - model.centre(p)
-        model.start_grain(residual - explained)
+        numbers, reach = model.read_seen(seen)
+        q, p = model.encode(residual, seen), model.read_code(numbers)
+        model.start_grain(residual - model.spread(q.mean * present(p), p, reach))
 
     def _misfit(self, doubt: Doubt, generator: Generator) -> Tensor:
         """Return how badly the grain fits what a sample of residuals' own codes leaves, a scalar.
@@ -365,9 +365,9 @@ class GrainStage:
         """
         model, seen, residual = self.model, doubt.seen, doubt.residual
         with torch.no_grad():
-            p = model.read_code(model.code_reader(seen)[1])
-            q = model.encode(residual, seen)
-            drawn = model.x_decoder(q.rsample(generator) * present(p)) - model.centre(p)
+            numbers, reach = model.read_seen(seen)
+            q, p = model.encode(residual, seen), model.read_code(numbers)
+            drawn = model.spread(q.rsample(generator) * present(p), p, reach)
         if model.anchored.grain_loss == "likelihood":
             return gaussian_misfit(residual - drawn, model.grain(seen))
         # One sample of the code, twice the grain: what two would differ by is not grain.
@@ -417,9 +417,11 @@ def find_width(model: AnchoredModel, held: Doubt, samples: int = 40) -> float:
     size = MOST_DRAWN // (samples * held.residual[0].numel())
     for rows in torch.arange(len(held.seen)).split(min(128, max(1, size))):
         seen, truth = held.seen[rows], held.residual[rows]
-        p = model.read_code(model.code_reader(seen)[1])
+        numbers, reach = model.read_seen(seen)
+        p = model.read_code(numbers)
         drawn = torch.stack([model.x_decoder(p.rsample(generator)) for _ in range(samples)])
-        drawn += model.grain(seen) * _noise(drawn, generator) - model.centre(p)
+        drawn = reach * (drawn - model.centre(p))
+        drawn += model.grain(seen) * _noise(drawn, generator)
         low, high = central_interval(drawn, 0.9)
         found.append((truth / torch.where(truth < 0, low, high)).where(truth != 0, 0.0).flatten())
     needed = torch.cat(found)

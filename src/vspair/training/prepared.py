@@ -312,7 +312,9 @@ def prepare(
     rank = len(path.values) if isinstance(path, RidgePath) else 0
     sizes = rank, answers.shape[1], best, networks, modes
     directions = 0 if curve is None else len(curve.values)
-    made = Made(base, domain, *sizes, first is not None, kind, directions, whole=whole)
+    made = Made(
+        base, domain, *sizes, first is not None, kind, directions, reach=a.reach, whole=whole
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AnchoredModel(config.model, a, made, *shapes)

@@ -152,6 +152,8 @@ def relative_changes(
     z = base_latent(post, base, generator)
     move = z * mask
     decoder, std = post.model.x_decoder, post.model.x_normaliser.std
+    if post.reach is not None:
+        weights = weights * post.reach.flatten(1).square().unsqueeze(1)
     parts = [
         squared_changes(decoder, std, z, f * move, weights, chunk=chunk, dtype=dtype)
         for f in factors

@@ -55,7 +55,9 @@ def _moved(post: LatentPosterior) -> list[Tensor]:
     found = [std.new_zeros(0, *std.shape)] * len(post)
     for b in active.any(1).nonzero().flatten().tolist():
         one, count = slice(b, b + 1), int(active[b].sum())
-        factors = leading_factors(post.code[one], decoder, std, count, among=active[one])
+        how: dict[str, Any] = {"among": active[one]}
+        how["reach"] = None if post.reach is None else post.reach[one]
+        factors = leading_factors(post.code[one], decoder, std, count, **how)
         found[b] = factors.effect[0]
     return found
 
@@ -72,9 +74,10 @@ def _orthonormal(vectors: Tensor) -> Tensor:
 def _explained(model: AnchoredModel, residual: Tensor, seen: Tensor) -> Tensor:
     """Return what residuals' own codes say of them, in the data's units, (B, *x_shape)."""
     with evaluating(model):
-        p = model.read_code(model.code_reader(seen)[1])
+        numbers, reach = model.read_seen(seen)
+        p = model.read_code(numbers)
         q = model.encode(residual / model.x_normaliser.std, seen)
-        said = model.x_decoder(q.mean * present(p)) - model.centre(p)
+        said = model.spread(q.mean * present(p), p, reach)
         return said * model.x_normaliser.std
 
 
