@@ -22,6 +22,7 @@ from vspair.training.doubt import (
     GrainStage,
     count_open,
     find_knee,
+    find_sizes,
     find_width,
     gaussian_misfit,
     solve_budget,
@@ -134,32 +135,75 @@ def test_the_width_that_held_out_residuals_ask_for_is_found(wrong: float) -> Non
     assert find_width(model, Doubt(seen, wrong * drawn)) == pytest.approx(wrong, rel=0.08)
 
 
+def test_entries_that_are_certain_narrow_no_others() -> None:
+    """Half of the entries have a grain of nearly nothing, and residuals far below even that."""
+    model = _model()
+    model.x_decoder.scale(1e-6)  # type: ignore[operator]
+    last = model.grain_reader.maps
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.copy_(torch.tensor([0.0, 0.0, 0.0, -6.0, -6.0, -6.0]))
+        seen = torch.randn(600, model.n_features, generator=_generator())
+        truth = 1.2 * model.grain(seen) * torch.randn(600, 6, generator=_generator(2))
+        truth[:, 3:] = 0
+    assert find_width(model, Doubt(seen, truth)) == pytest.approx(1.2, rel=0.05)
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.7, 1.5), (1.4, 0.8)])
+def test_factors_are_as_large_as_what_they_explain(
+    a: float, b: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A linear decoder, and residuals of known codes: a and b times those of answers."""
+    model = _model()
+    model.thresholds.answer.fill_(-1.0)
+    decoder = model.x_decoder
+    assert isinstance(decoder, PlaceDecoder)
+    with torch.no_grad():
+        for parameter in decoder.layers[-1].parameters():
+            parameter.zero_()
+        seen = torch.randn(2000, model.n_features, generator=_generator())
+        p = model.read_code(model.code_reader(seen)[1])
+        z = p.mean + a * (p.rsample(_generator(1)) - p.mean)
+        residual = decoder(z) - decoder(p.mean)
+        residual += b * model.grain(seen) * torch.randn(residual.shape, generator=_generator(2))
+    codes = iter(z.split(128))
+    monkeypatch.setattr(model, "encode", lambda *_: _known(next(codes)))
+    assert find_sizes(model, Doubt(seen, residual)) == pytest.approx((a, b), rel=0.05)
+
+
+def _known(z: Tensor) -> SpikeSlab:
+    return SpikeSlab.of(z, torch.full_like(z, -25.0), torch.ones_like(z))
+
+
 @pytest.mark.parametrize(("base", "exponent"), [("ridge", 0.75), ("none", 0.0)])
 def test_few_groups_change_little_and_none_the_answer(
     base: BaseName, exponent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vspair.training.doubt.find_sizes", lambda *_: (1.25, 0.75))
     monkeypatch.setattr("vspair.training.doubt.find_width", lambda *_: 1.6)
     model = _model()
     model.made = replace(model.made, base=base)
     nothing = Doubt(torch.zeros(0), torch.zeros(0))
     with torch.no_grad():
-        before = model.x_decoder(torch.ones(1, model.n_factors))
+        before, grain = model.x_decoder(torch.ones(1, model.n_factors)), model.noise_std.clone()
         GrainStage(model, nothing, nothing).settle(30)
         after = model.x_decoder(torch.ones(1, model.n_factors))
-    torch.testing.assert_close(after, 1.6**exponent * before)
+    torch.testing.assert_close(after, (1.25 * 1.6) ** exponent * before)
+    torch.testing.assert_close(model.noise_std, (0.75 * 1.6) ** exponent * grain)
 
 
 @pytest.mark.parametrize("domain", ["vector", "signal", "image"])
-def test_all_doubt_is_widened_alike(domain: Domain) -> None:
+def test_factors_and_grain_are_widened(domain: Domain) -> None:
     model = _model(SHAPES[domain], domain)
     z = torch.randn(3, model.n_factors, generator=_generator())
     seen = torch.randn(3, model.n_features, *model.frame.size)
     with torch.no_grad():
         before = model.x_decoder(z), model.grain(seen)
-        model.widen(1.5)
+        model.widen(1.5, 0.7)
         after = model.x_decoder(z), model.grain(seen)
-    for a, b in zip(before, after, strict=True):
-        torch.testing.assert_close(b, 1.5 * a)
+    for a, b, factor in zip(before, after, (1.5, 0.7), strict=True):
+        torch.testing.assert_close(b, factor * a)
     assert float(before[0].abs().max()) > 0
 
 

@@ -55,6 +55,7 @@ def test_networks_that_do_not_help_are_left_out(no_waves: None) -> None:
 
 def test_deviations_follow_each_entry_without_widening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of unequal noise: an average over them would hide what is wrong with each."""
+    monkeypatch.setattr("vspair.training.doubt.find_sizes", lambda *_: (1.0, 1.0))
     monkeypatch.setattr("vspair.training.doubt.find_width", lambda *_: 1.0)
     g, std = Generator().manual_seed(0), torch.tensor([1.0, 0.5, 0.25, 0.12])
     y = torch.randn(2400, 4, generator=g)
@@ -67,7 +68,35 @@ def test_deviations_follow_each_entry_without_widening(monkeypatch: pytest.Monke
 def test_the_same_pairs_are_one_group() -> None:
     x = torch.tensor([[1.0], [2.0], [1.0], [1.0]])
     y = torch.tensor([[5.0], [5.0], [5.0], [6.0]])
-    assert _same_pairs(Pairs(x, y)).tolist() == [0, 1, 0, 2]
+    assert _same_pairs(Pairs(x, y)).tolist() == [0, 1, 2, 3]  # y = 5 has two answers: draws
+    x[1] = 1.0
+    assert _same_pairs(Pairs(x, y)).tolist() == [0, 0, 0, 1]
+
+
+def test_draws_of_few_values_are_not_taken_for_copies() -> None:
+    """Held out with all its like, no pair would be answered by what is known of its y."""
+    g = Generator().manual_seed(0)
+    y = torch.randint(5, (600, 1), generator=g).float()
+    x = (torch.rand(600, 1, generator=g) < (y + 1) / 7).float()
+    model = vspair.fit(x, y, anchor="ridge", **QUIET)  # type: ignore[arg-type]
+    assert isinstance(model.verdict, Verdict)
+    assert model.verdict.groups == model.verdict.pairs == 30
+    exact = float(((y + 1) / 7 * (1 - (y + 1) / 7)).mean())
+    assert model.verdict.mse == pytest.approx(exact, rel=0.25)
+
+
+def test_an_entry_in_a_small_unit_is_learned_as_well() -> None:
+    g = Generator().manual_seed(0)
+    y = torch.randn(800, 4, generator=g)
+    x = y[:, :3] + 0.4 * torch.randn(800, 3, generator=g)
+    x[:, 2] *= 1e-4
+    model = vspair.fit(x[:600], y[:600], anchor="ridge", **QUIET)  # type: ignore[arg-type]
+    post = model.posterior(y[600:])
+    error = (post.mean() - x[600:]).square().mean(0).sqrt()
+    std = post.std(200, Generator().manual_seed(0)).mean(0)
+    unit = torch.tensor([1.0, 1.0, 1e-4])
+    assert (error / unit).tolist() == pytest.approx([0.4] * 3, rel=0.2)
+    assert (std / unit).tolist() == pytest.approx([0.4] * 3, rel=0.25)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -149,7 +149,7 @@ def test_what_is_explained_is_not_changed_by_the_width_of_the_doubt(
     by_hand = float((said @ own) ** 2 / (said @ said * (own @ own)))
     assert 0.3 < found < 0.95
     assert found == pytest.approx(by_hand, rel=1e-4)
-    model.widen(1.7)
+    model.widen(1.7, 0.6)
     assert spans(model, x, y, randn(50, N))["explained"] == pytest.approx(found, rel=1e-5)
 
 

@@ -371,11 +371,11 @@ class AnchoredModel(InverseModel):
         return self.read(y, self._guess(self.y_normaliser.inverse(y), None))[1]
 
     @torch.no_grad()
-    def widen(self, factor: float) -> None:
-        """Multiply what is in doubt by a factor, what factors move and the grain alike."""
+    def widen(self, factors: float, grain: float) -> None:
+        """Multiply what is in doubt: what factors move, and the grain."""
         assert isinstance(self.x_decoder, PlaceDecoder)
-        self.x_decoder.scale(factor)
-        self.thresholds.log_width += math.log(factor)
+        self.x_decoder.scale(factors)
+        self.thresholds.log_width += math.log(grain)
 
     @torch.no_grad()
     def start_grain(self, left: Tensor) -> None:

@@ -189,6 +189,11 @@ class AnchoredFit:
         self.call = anchor if callable(anchor) else None
         if isinstance(anchor, str) and anchor != "auto":
             config = configs.override(config, {"anchored": {"anchor": anchor}})
+        if config.training.batch_size < 2:
+            raise VspairError(
+                "training.batch_size = 1: expected at least 2, as batch norm has no variance of a "
+                "single pair."
+            )
         if config.anchored.folds == 1:
             raise VspairError("anchored.folds = 1: expected at least 2, or 0 to choose.")
         self.config = config
@@ -382,11 +387,20 @@ def _renumber(groups: Tensor) -> Tensor:
 
 
 def _same_pairs(pairs: Pairs) -> Tensor:
-    """Return groups of pairs that are the same to the bit: one would answer the other."""
+    """Return groups of pairs that are copies of each other: one would answer the other.
+
+    Pairs that are the same to the bit are copies where their y was never seen with another x.
+    Elsewhere they are draws of their own, of values that are few: held out together, they would
+    take all of one answer with them.
+    """
     rows = zip(pairs.x.flatten(1).numpy(), pairs.y.flatten(1).numpy(), strict=True)
-    seen: dict[int, int] = {}
-    keys = (hash((a.tobytes(), b.tobytes())) for a, b in rows)
-    return torch.tensor([seen.setdefault(key, len(seen)) for key in keys])
+    keys = [(hash(a.tobytes()), hash(b.tobytes())) for a, b in rows]
+    answers: dict[int, set[int]] = {}
+    for x, y in keys:
+        answers.setdefault(y, set()).add(x)
+    seen: dict[tuple[int, ...], int] = {}
+    alone = (key if len(answers[key[1]]) == 1 else (*key, row) for row, key in enumerate(keys))
+    return torch.tensor([seen.setdefault(key, len(seen)) for key in alone])
 
 
 def _print(line: str) -> None:

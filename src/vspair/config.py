@@ -18,6 +18,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from vspair.codes import GateName
 from vspair.errors import VspairError
 from vspair.networks import NetworkConfig
@@ -313,6 +315,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         if isinstance(value, list | tuple) and len(value) == len(kinds):
             return tuple(_convert(v, a, key) for v, a in zip(value, kinds, strict=True))
         raise VspairError(f"{key} = {value!r}: expected a list of numbers.")
+    if hint in (int, float) and isinstance(value, np.generic):
+        value = value.item()
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,8 @@ def fit(
 
 
 def _expect_finite(minutes: float | None) -> None:
+    if not isinstance(minutes, numbers.Real | None) or isinstance(minutes, bool):
+        raise VspairError(f"minutes = {minutes!r}: expected a number above 0.")
     if minutes is not None and math.isinf(minutes):
         raise VspairError(
             f"minutes = {minutes:g}: expected a finite number above 0. Leave minutes out for the "

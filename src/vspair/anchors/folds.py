@@ -28,6 +28,17 @@ def as_groups(groups: Any, count: int) -> Tensor:
             f"groups has shape {labels.shape}: expected ({count},), one label for each pair, such "
             "as the number of its patient."
         )
+    kinds = sorted({type(label).__name__ for label in labels.tolist()})
+    if len(kinds) > 1:
+        raise VspairError(
+            f"groups has labels of several kinds ({', '.join(kinds)}): expected one kind, such as "
+            "text or whole numbers, and a label for every pair."
+        )
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise VspairError(
+            f"groups has {int((~np.isfinite(labels)).sum())} labels that are not finite: expected "
+            "a label for every pair. Give pairs whose source is unknown labels of their own."
+        )
     return torch.from_numpy(np.unique(labels, return_inverse=True)[1].reshape(-1))
 
 
@@ -46,7 +57,8 @@ def assign_folds(groups: Tensor, folds: int, seed: int) -> Tensor:
     if len(sizes) < folds:
         raise VspairError(
             f"{len(sizes)} groups of pairs are too few for {folds} folds: expected at least one "
-            "for each fold. Give more pairs or groups, or fewer folds (anchored.folds)."
+            "for each fold. Give more pairs or groups"
+            + (", or fewer folds (anchored.folds)." if folds > 2 else ".")
         )
     order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
     order = order[sizes[order].argsort(descending=True, stable=True)]

@@ -140,6 +140,8 @@ def _factorise(
         return values.clamp(min=0), directions, directions.T @ (y.T @ x)
     values, left = torch.linalg.eigh(y @ y.T)
     kept = values > values.max() * 1e-12
+    if not kept.any():  # y never changes: the mean is all there is to say
+        return values[:1] * 0, y.T[:, :1] * 0, x[:1] * 0
     values, left = values[kept], left[:, kept]
     root = values.sqrt()
     return values, (y.T @ left) / root, (left * root).T @ x

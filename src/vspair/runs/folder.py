@@ -268,8 +268,10 @@ def _describe_anchored(
 ) -> Sections:
     """Return what is particular to model and training of an anchored model."""
     assert isinstance(model, AnchoredModel)
+    answering, others = len(model.answering), len(model.networks) - len(model.answering)
     sizes = {
-        "answers": f"{model.made.base} and {model.made.networks} networks"
+        "answers": f"{model.made.base} and {answering} networks"
+        + f" ({others} more tell the doubt)" * (others > 0)
         + ", with a smooth regression" * (model.made.curve > 0),
         "x is": model.made.domain,
         "factors": model.n_factors,

@@ -14,7 +14,7 @@ likelihood where that is asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -335,19 +335,22 @@ class GrainStage:
 
     @torch.no_grad()
     def settle(self, groups: int) -> None:
-        """Widen or narrow all doubt until 90 % intervals hold 90 % of held-out residuals.
+        """Make the doubt as large as held-out residuals are: factors, grain, then both alike.
 
-        Out-of-fold residuals are larger than those of the answer, a mean of networks, and a y that
-        was not trained on may be less sure than it seems. One held-out group may be harder than
-        others: few of them change little.
+        Code and grain know the residuals that they were learned from better than others, and a y
+        that was not trained on may be less sure than it seems. One held-out group may be harder
+        than others: few of them change little.
 
         Arguments:
             groups: How many groups held-out pairs are of.
         """
         if not self.model.centred:
             return  # factors draw the answer itself
-        width = find_width(self.model, self.held)
-        self.model.widen(width ** (groups / (groups + MANY_GROUPS)))
+        believed = groups / (groups + MANY_GROUPS)
+        factors, grain = find_sizes(self.model, self.held)
+        self.model.widen(factors**believed, grain**believed)
+        width = find_width(self.model, self.held) ** believed
+        self.model.widen(width, width)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -405,25 +408,76 @@ def _noise(like: Tensor, generator: Generator) -> Tensor:
     return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """What answers to some held-out pairs draw, in units of the residual.
+
+    Arguments:
+        residual: What answers leave, with shape (B, *x_shape).
+        own: A sample of what the residual's own code says of it, with shape (B, *x_shape).
+        factors: Samples of what factors move, with shape (S, B, *x_shape).
+        grain: The deviation of the grain, with shape (B, *x_shape).
+    """
+
+    residual: Tensor
+    own: Tensor
+    factors: Tensor
+    grain: Tensor
+
+
+@torch.no_grad()
+def _draw(
+    model: AnchoredModel, held: Doubt, samples: int, generator: Generator
+) -> Iterator[_Drawn]:
+    """Yield what answers draw, as many pairs at a time as memory allows."""
+    size = MOST_DRAWN // (samples * held.residual[0].numel())
+    for rows in torch.arange(len(held.seen)).split(min(128, max(1, size))):
+        seen, residual = held.seen[rows], held.residual[rows]
+        numbers, reach = model.read_seen(seen)
+        p, q = model.read_code(numbers), model.encode(residual, seen)
+        centre = model.centre(p)
+        own = reach * (model.x_decoder(q.rsample(generator) * present(p)) - centre)
+        drawn = torch.stack([model.x_decoder(p.rsample(generator)) for _ in range(samples)])
+        yield _Drawn(residual, own, reach * (drawn - centre), model.grain(seen))
+
+
+@torch.no_grad()
+def find_sizes(model: AnchoredModel, held: Doubt, samples: int = 20) -> tuple[float, float]:
+    """Return by what to multiply factors and grain, so that their variances are what they are for.
+
+    By the law of total variance, that of factors is what the residual's own code explains, and
+    that of the grain what it leaves, on average over held-out pairs. Each is at least 0.5 and at
+    most 2.
+    """
+    generator, sums = Generator(held.seen.device).manual_seed(0), torch.zeros(4).double()
+    for part in _draw(model, held, samples, generator):
+        parts = part.residual, part.residual - part.own, part.factors.std(0), part.grain
+        sums += torch.stack([t.double().square().sum().cpu() for t in parts])
+    size, left, factors, grain = sums.tolist()
+    wanted = (size - left) / max(factors, 1e-30), left / max(grain, 1e-30)
+    of_factors, of_grain = (min(2.0, max(0.5, max(w, 0.0) ** 0.5)) for w in wanted)
+    return of_factors, of_grain
+
+
 @torch.no_grad()
 def find_width(model: AnchoredModel, held: Doubt, samples: int = 40) -> float:
     """Return the factor by which answers are to be widened to hold 90 % of what is held out.
 
     An entry is inside the interval of samples that are widened by its own least factor or more:
-    the factor is the 90 % quantile of these. It is at least 0.8, as entries that hardly ever
-    change would narrow all others, and at most 2.
+    the factor is the 90 % quantile of these. Entries have the weight of their interval's width, as
+    those that are certain, which are inside in any case, would narrow all others. It is at least
+    0.5 and at most 2.
     """
     generator, found = Generator(held.seen.device).manual_seed(0), []
-    size = MOST_DRAWN // (samples * held.residual[0].numel())
-    for rows in torch.arange(len(held.seen)).split(min(128, max(1, size))):
-        seen, truth = held.seen[rows], held.residual[rows]
-        numbers, reach = model.read_seen(seen)
-        p = model.read_code(numbers)
-        drawn = torch.stack([model.x_decoder(p.rsample(generator)) for _ in range(samples)])
-        drawn = reach * (drawn - model.centre(p))
-        drawn += model.grain(seen) * _noise(drawn, generator)
-        low, high = central_interval(drawn, 0.9)
-        found.append((truth / torch.where(truth < 0, low, high)).where(truth != 0, 0.0).flatten())
-    needed = torch.cat(found)
-    needed = needed.where(needed >= 0, math.inf)  # on the wrong side, however wide
-    return float(needed.kthvalue(math.ceil(0.9 * len(needed))).values.clamp(0.8, 2.0))
+    for part in _draw(model, held, samples, generator):
+        noise = _noise(part.factors, generator)
+        low, high = central_interval(part.factors + part.grain * noise, 0.9)
+        truth = part.residual
+        least = (truth / torch.where(truth < 0, low, high)).where(truth != 0, 0.0)
+        least = least.where(least >= 0, math.inf)  # on the wrong side, however wide
+        found.append(torch.stack((least.flatten(), (high - low).flatten())))
+    needed, weight = torch.cat(found, 1).double()
+    order = needed.argsort()
+    inside = weight[order].cumsum(0)
+    last = int((inside < 0.9 * inside[-1]).sum())
+    return float(needed[order][last].clamp(0.5, 2.0))

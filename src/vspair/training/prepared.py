@@ -54,6 +54,9 @@ MANY_PAIRS = 20_000
 """With more pairs than this, networks alone learn what is not linear, and no mirrored ones are
 tried."""
 
+OFTEN = 0.1
+"""An entry changes often if more than this share of its values is not the usual one."""
+
 FEW_SOURCES, WHOLE = 12, 2
 """Of so many groups or fewer, networks miss those that they do not learn from: so many more learn
 from all of them, and answer."""
@@ -344,15 +347,16 @@ def _fast(maps: Tensor) -> Tensor:
 def _scaling(x: Tensor) -> Any:
     """Return how unknowns are scaled: each entry or channel alone where their units differ.
 
-    Channels differ if some have ten times the deviation of others; entries of a vector only if
-    some have ten times that of most, as those that hardly ever change may be empty pixels.
+    They differ if some have ten times the deviation of others. Entries of vectors count only if
+    they change often: an empty pixel that hardly ever does has a small deviation in any unit.
     """
     if x.ndim == 3:
         return "scalar"
     std = x.double().std([d for d in range(x.ndim) if d != 1])
-    changing = std[std > 0] if x.ndim == 4 else std
-    usual = float(changing.min() if x.ndim == 4 and len(changing) else std.median())
-    differ = float(std.max()) > 10 * usual
+    if x.ndim == 2:
+        std = std[(x != x.median(0).values).double().mean(0) > OFTEN]
+    changing = std[std > 0]
+    differ = len(changing) > 0 and float(changing.max()) > 10 * float(changing.min())
     return ("feature" if x.ndim == 2 else "channel") if differ else "scalar"
 
 
