@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[AnchoredConfig], AnchoredConfig]] = {
     "crps": lambda a: replace(a, grain_loss="likelihood"),
     "budget": lambda a: replace(a, budget=False),
     "beta": lambda a: replace(a, beta=1.0),
+    "reach": lambda a: replace(a, reach=False),
     "mirrors": lambda a: replace(a, mirrors=False),
     "places": lambda a: replace(a, spatial=False, kinds=_kinds(a.active)),
     "modes": lambda a: replace(a, modes=1),
