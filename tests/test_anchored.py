@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+import vspair
 from vspair.anchored import AnchoredModel, decided
 from vspair.anchors import Made
 from vspair.anchors.made import BaseName
@@ -27,7 +28,7 @@ from vspair.training.doubt import (
     gaussian_misfit,
     solve_budget,
 )
-from vspair.verdict import Verdict
+from vspair.verdict import Verdict, standard_error
 
 SHAPES: dict[Domain, tuple[int, ...]] = {"vector": (6,), "signal": (16,), "image": (8, 8)}
 
@@ -56,6 +57,34 @@ def test_budgets_of_nothing_and_of_everything() -> None:
     for active in (0.0, 5.0, 9.0):
         shift = solve_budget(gates, weights, active)
         assert float(count_open(gates, weights, shift)) == pytest.approx(min(active, 5.0))
+
+
+@pytest.mark.parametrize(("active", "shift"), [(2.0, 10.0), (1.0, 30.0), (3.0, -23.0)])
+def test_gates_open_in_the_middle_between_open_and_closed_ones(
+    active: float, shift: float
+) -> None:
+    """At the edge of a gap, those that are next to it could never decide."""
+    gates = torch.tensor([[[-5.0, 20.0, 40.0]]]).expand(8, 1, 3)
+    found = solve_budget(gates, torch.zeros(8, 1), active)
+    assert float(found) == pytest.approx(shift, abs=1e-4)
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_gates_of_few_factors_decide_and_stay(asked: int) -> None:
+    """A few factors, all of the same use: gates went on for ever, and took their shift along."""
+    g = _generator()
+    x = torch.randn(800, 2, generator=g)
+    y = x + torch.randn(800, 2, generator=g) * torch.where(
+        torch.rand(800, 1, generator=g) < 0.5, 1, 0.1
+    )
+    model = vspair.fit(
+        x, y, anchor="ridge", active=asked, epochs=12, progress=False, device="cpu"
+    )  # fmt: skip
+    assert isinstance(model, AnchoredModel)
+    assert abs(float(model.thresholds.answer)) < 30
+    assert isinstance(model.verdict, Verdict)
+    assert model.verdict.active == pytest.approx(2, rel=0.05)
+    assert model.verdict.share > 0.5
 
 
 def test_gates_are_decided_by_the_shift_and_never_quite_sure() -> None:
@@ -518,14 +547,16 @@ def test_gates_open_above_the_threshold() -> None:
 # -- verdicts ---------------------------------------------------------------------------------
 
 GOOD = Verdict(
-    pairs=200, mse=0.1, mse_ridge=0.2, mse_mean=1.0, mse_y=None, mse_first=None, crps=0.1,
+    pairs=200, mse=0.1, floor_ridge=0.2, floor_mean=1.0, floor_y=None, floor_first=None, crps=0.1,
     coverage=0.9, share=0.6, active=5.1, asked=5, dead=3, factors=64,
 )  # fmt: skip
 
 
 def test_a_good_verdict_names_numbers_and_no_fault() -> None:
     error, interval, factors = GOOD.lines
-    assert error == "Error: 0.1 mean squared on 200 held-out pairs (ridge 0.2, the mean 1)."
+    assert (
+        error == "Held-out error: 0.1 mean squared on 200 held-out pairs (ridge 0.2, the mean 1)."
+    )
     assert interval == "Intervals: 90 % intervals hold 90.0 % of the held-out values."
     assert factors.startswith("Factors: 5.1 of 64 are present in an answer and carry 60 %")
     assert not any(word.isupper() for line in GOOD.lines for word in line.split() if len(word) > 3)
@@ -538,6 +569,16 @@ def test_few_groups_are_few_however_many_pairs_they_have() -> None:
     assert "200 held-out pairs of 1 group, too few to be sure (ridge" in lines[1]
 
 
+def test_the_standard_error_is_that_of_groups() -> None:
+    values = torch.randn(40, generator=_generator()).double()
+    alone = standard_error(values, torch.arange(40))
+    assert alone == pytest.approx(float(values.std() / 40**0.5))
+    copied = standard_error(values.repeat(5), torch.arange(40).repeat(5))
+    assert copied == pytest.approx(alone)
+    assert standard_error(values, torch.zeros(40)) is None
+    assert "0.1 ± 0.013 mean squared on 200" in replace(GOOD, mse_error=0.0132).lines[0]
+
+
 def test_verdicts_of_other_versions_are_read() -> None:
     kept = {k: v for k, v in GOOD.as_dict().items() if k != "lines"}
     assert Verdict.of(kept | {"undecided": 0.1}) == GOOD
@@ -547,9 +588,9 @@ def test_verdicts_of_other_versions_are_read() -> None:
     ("changes", "line", "words"),
     [
         ({"mse": 0.21}, 0, "WORSE than ridge: more pairs"),
-        ({"mse": 0.1, "mse_y": 0.05}, 0, "WORSE than y itself"),
-        ({"mse": 0.1, "mse_first": 0.05, "mse_y": 0.07}, 0, "WORSE than the first guesses"),
-        ({"mse": 1.1, "mse_ridge": 1.2}, 0, "WORSE than the mean"),
+        ({"mse": 0.1, "floor_y": 0.05}, 0, "WORSE than y itself"),
+        ({"mse": 0.1, "floor_first": 0.05, "floor_y": 0.07}, 0, "WORSE than the first guesses"),
+        ({"mse": 1.1, "floor_ridge": 1.2}, 0, "WORSE than the mean"),
         ({"coverage": 0.8}, 1, "OVER-CONFIDENT: use more pairs, and groups"),
         ({"coverage": 0.97}, 1, "wider than they need be"),
         ({"active": 4.5}, 2, "MISSES the 5 asked for"),
@@ -574,8 +615,8 @@ def test_what_is_near_enough_is_no_fault(changes: dict[str, Any]) -> None:
 
 
 def test_a_verdict_as_numbers_leaves_out_what_there_is_not() -> None:
-    found = replace(GOOD, mse_y=0.5).as_dict()
-    assert found["mse_y"] == 0.5
-    assert "mse_first" not in found
-    assert found["lines"] == list(replace(GOOD, mse_y=0.5).lines)
+    found = replace(GOOD, floor_y=0.5).as_dict()
+    assert found["floor_y"] == 0.5
+    assert "floor_first" not in found
+    assert found["lines"] == list(replace(GOOD, floor_y=0.5).lines)
     assert "y itself 0.5" in found["lines"][0]

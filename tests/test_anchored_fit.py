@@ -154,11 +154,13 @@ def test_the_verdict_is_of_the_held_out_pairs(
     assert found.mse == pytest.approx(scores["mse_mean"])
     assert found.coverage == pytest.approx(scores["coverage_90"])
     assert found.share == pytest.approx(scores["share_in_factors"])
-    assert found.mse_mean == pytest.approx(float((x - train_x.mean(0)).square().mean()), rel=1e-4)
-    assert found.mse_ridge == pytest.approx(
+    assert found.floor_mean == pytest.approx(
+        float((x - train_x.mean(0)).square().mean()), rel=1e-4
+    )
+    assert found.floor_ridge == pytest.approx(
         float((model.ridge_answer(y) - x).square().mean()), rel=1e-4
     )
-    assert found.mse_y is None
+    assert found.floor_y is None
     assert found.factors == model.n_factors == 64
     code = model.posterior(y).code
     assert isinstance(code, Mixture)
@@ -277,7 +279,7 @@ def test_a_guess_that_is_nearly_the_truth_is_the_answer() -> None:
     answer = model.posterior(y[200:], first=guesses[200:]).mean()
     assert float((answer - x[200:]).square().mean()) < 2e-6
     assert isinstance(model.verdict, Verdict)
-    assert model.verdict.mse_first == pytest.approx(1e-6, rel=0.3)
+    assert model.verdict.floor_first == pytest.approx(1e-6, rel=0.3)
 
 
 def test_guesses_without_worth_do_not_answer() -> None:
@@ -307,7 +309,7 @@ def test_held_out_pairs_need_guesses_too() -> None:
         vspair.fit(x, y, first=x, held=(u, v), **SHORT)
     model = _fit(x, y, first=x, held=(u, v, u), **SHORT)
     assert isinstance(model.verdict, Verdict)
-    assert model.verdict.mse_first == 0
+    assert model.verdict.floor_first == 0
 
 
 # -- all shapes ---------------------------------------------------------------------------------
@@ -633,10 +635,17 @@ def test_bad_input_is_explained(how: dict[str, Any], message: str, tmp_path: Pat
     assert not list(tmp_path.glob("run/weights*"))
 
 
+@pytest.mark.parametrize("anchor", [3, [1], object()], ids=["number", "list", "object"])
+def test_an_anchor_of_another_kind_is_refused(anchor: Any) -> None:
+    x, y = torch.randn(40, 2), torch.randn(40, 3)
+    with pytest.raises(VspairError, match=r"anchor is a .*: expected auto"):
+        vspair.fit(x, y, anchor=anchor, progress=False)
+
+
 @pytest.mark.parametrize("count", [2, 19])
 def test_too_few_pairs_are_explained(count: int) -> None:
     x, y = _vectors()
-    message = rf"{count} pairs are too few for 5 folds.*at least 20.*preset = 'calibrated'"
+    message = rf"{count} pairs are too few for 5 folds.*at least 20. Give more"
     with pytest.raises(VspairError, match=message):
         vspair.fit(x[:count], y[:count], **SHORT)
 

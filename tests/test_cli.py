@@ -242,7 +242,9 @@ def test_a_quiet_fit_says_the_verdict_and_how_to_ask(anchored: tuple[Path, str])
     lines = shown.splitlines()
     kept = json.loads((files / "anchored" / "verdict.json").read_text())
     assert lines[:3] == kept["lines"]
-    assert [line.partition(":")[0] for line in lines[:3]] == ["Error", "Intervals", "Factors"]
+    assert [line.partition(":")[0] for line in lines[:3]] == [
+        "Held-out error", "Intervals", "Factors",
+    ]  # fmt: skip
     assert "the first guesses 0.01" in lines[0]
     assert len(lines) == 4
     assert f"vspair invert {files / 'anchored'} Y.npy --first FIRST.npy" in lines[3]
@@ -278,7 +280,7 @@ def test_info_shows_the_verdict(anchored: tuple[Path, str]) -> None:
     kept = json.loads((files / "anchored" / "verdict.json").read_text())
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     after = rows[rows.index("verdict") :]
-    for name in ("mse", "mse_first", "coverage", "active"):
+    for name in ("mse", "floor_first", "coverage", "active"):
         assert f"{name} {kept[name]:.5g}" in after
     assert "first guesses with every y" in rows
 

@@ -201,7 +201,7 @@ def test_the_demo_draws_and_its_page_needs_nothing_else(tmp_path: Path) -> None:
     rows += [{"metric": "mse_mean", "model": name, "value": 0.25} for name in demo.METHODS]
     scale = {"train": 10_000, "test": 200, "factors": 64, "kinds": 4, "epochs": 5}
     summary = {"rows": rows, "scale": scale, "command": "<b>", "commit": "c", "machine": "m"}
-    summary |= {"verdict": {"lines": ["Error: 1 < 2", "Intervals: b", "Factors: c"]}}
+    summary |= {"verdict": {"lines": ["Held-out error: 1 < 2", "Intervals: b", "Factors: c"]}}
     effect = images.expand(3, 3, 16, 16)
     factors = demo.NamedFactors(
         [["kind 1 at (2, 6)"] * 3] * 3, Factors(share, share, share, share, share, share, effect)

@@ -22,7 +22,7 @@ from vspair.errors import VspairError
 from vspair.networks.spatial import Domain, Frame
 from vspair.runs import Run
 from vspair.training.anchored import AnchoredTraining, doubt_again
-from vspair.training.doubt import Doubt
+from vspair.training.doubt import FEW_FACTORS, Doubt
 from vspair.training.prepared import FOLDS, domain_of, help_of, whole_networks
 from vspair.verdict import Verdict, judge
 
@@ -38,9 +38,12 @@ MINUTES = 8.0
 EPOCHS, VECTOR_EPOCHS = (3, 40), (3, 150)
 """The fewest and the most passes over the pairs."""
 
-CODE_STEPS = (1500, 3000)
+CODE_STEPS, MOST_STEPS = (1500, 3000), 10_000
 """The fewest and the most steps in which a code is learned, where passes allow it: in fewer,
-factors do not come to decide."""
+factors do not come to decide. Codes of vectors, whose steps take little, get more."""
+
+MOST_KINDS = 64
+"""The most factors of vectors where no more were asked for."""
 
 MOST_CODE = 60
 """The most passes of a code, if these are so many steps."""
@@ -67,22 +70,28 @@ LEAST_PAIRS = 20
 def suggest_kinds(x_shape: tuple[int, ...], domain: Domain, active: int) -> int:
     """Return how many kinds of factors there are at each place; of vectors, how many factors.
 
-    So many that there are at least four times as many factors as are asked for.
+    So many that there are at least four times as many factors as are asked for. A vector of few
+    entries has a factor for each, present in every answer, unless fewer are asked for: there is
+    nothing to choose from.
 
     Arguments:
         x_shape: The shape of one unknown.
         domain: What unknowns are.
         active: How many factors answers have; 0 where that is to be chosen.
     """
-    if domain == "vector":
-        return max(64, 4 * active)
-    return max(16, 4 * math.ceil(active / math.prod(Frame(x_shape, domain).places)))
+    if domain != "vector":
+        return max(16, 4 * math.ceil(active / math.prod(Frame(x_shape, domain).places)))
+    entries = math.prod(x_shape)
+    if entries <= FEW_FACTORS and not 0 < active < entries:
+        return max(entries, active)
+    return max(min(MOST_KINDS, 4 * entries), 4 * active)
 
 
-def code_epochs(config: Config, pairs: int, epochs: int) -> int:
+def code_epochs(config: Config, pairs: int, epochs: int, domain: Domain) -> int:
     """Return how many passes a code gets beside so many of the networks."""
-    few, most = (math.ceil(steps * config.training.batch_size / pairs) for steps in CODE_STEPS)
-    return max(min(epochs, most, MOST_CODE), min(4 * epochs, few))
+    least, most = CODE_STEPS if domain != "vector" else (CODE_STEPS[0], MOST_STEPS)
+    few, many = (math.ceil(steps * config.training.batch_size / pairs) for steps in (least, most))
+    return max(min(epochs, many, MOST_CODE), min(4 * epochs, few))
 
 
 def nominal_seconds(
@@ -104,13 +113,13 @@ def nominal_seconds(
     tried = folds + bool(folds and help_of(domain, config, len(x)))  # of one network, two
     if domain == "vector":
         wide = 3 * x[0].numel() + min(observed, MOST_READ)
-        network, code, grain = 4.3e-5 + 4e-8 * wide, 4e-5 + 3e-8 * wide, 4e-5 + 1e-8 * wide
+        network, code, grain = 4.3e-5 + 4e-8 * wide, 8e-5 + 3e-8 * wide, 4e-5 + 1e-8 * wide
     else:
         entries = math.prod(x.shape[-2:]) if x.ndim > 2 else 2 * x.shape[-1]
         size = entries * (a.width / 32) ** 1.5
         network, code, grain = 0.5e-6 * size, 1.1e-6 * size, 0.7e-6 * size
     seen = tried * (folds - 1) / max(folds, 1) + whole_networks(folds, groups or len(x))
-    passes = seen * network * epochs + code * code_epochs(config, len(x), epochs)
+    passes = seen * network * epochs + code * code_epochs(config, len(x), epochs, domain)
     return len(x) * (passes + grain * max(2, epochs // 3))
 
 
@@ -153,7 +162,8 @@ def planned(config: Config, x: Tensor, minutes: float = MINUTES, **known: Any) -
         epochs = plan_epochs(config, x, minutes, **known)
     changes: dict[str, Any] = {"training": {"epochs": epochs}}
     if not config.names("anchored.code_epochs"):
-        changes["anchored"] = {"code_epochs": code_epochs(config, len(x), epochs)}
+        domain = domain_of(config.anchored, x)
+        changes["anchored"] = {"code_epochs": code_epochs(config, len(x), epochs, domain)}
     return configs.override(config, changes)
 
 
@@ -184,7 +194,13 @@ class AnchoredFit:
             folds = config.anchored.folds or FOLDS
             raise VspairError(
                 f"{len(pairs)} pairs are too few for {folds} folds and held-out "
-                f"pairs: expected at least {LEAST_PAIRS}. Give more, or use preset = 'calibrated'."
+                f"pairs: expected at least {LEAST_PAIRS}. Give more."
+            )
+        if not isinstance(anchor, str) and not callable(anchor):
+            raise VspairError(
+                f"anchor is a {type(anchor).__name__}: expected auto, none, ridge, network, or a "
+                "function from observations to guesses of x, such as "
+                "anchor = lambda y: fitted.predict(y.numpy())."
             )
         self.call = anchor if callable(anchor) else None
         if isinstance(anchor, str) and anchor != "auto":

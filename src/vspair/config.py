@@ -209,10 +209,12 @@ class AnchoredConfig:
         width: The channels of the networks that read y.
         kinds: The kinds of factors at each place; of vectors, all factors. ``fit`` plans it where
             nobody has named it.
-        modes: How many weighted codes a y has; 0 chooses 8 for vectors and 1 elsewhere.
+        modes: How many weighted codes a y has; 0 chooses 24 for vectors of 16 entries or fewer, 8
+            for others and 1 elsewhere.
         active: How many factors answers have on average; 0 chooses by the knee of what they
             explain of held-out residuals.
-        beta: The weight of the KL on the side of the residual's code.
+        beta: The weight of the KL on the side of the residual's code; 0 chooses 1 where every
+            factor is in every answer, as in vectors of few entries, and 0.5 elsewhere.
         reach: Whether how much factors move each entry is read of y, or is the same for all y.
         grain: Whether the width of the grain is ``predicted`` for each entry or ``constant``.
         grain_loss: What a predicted grain is learned by: the fair ``crps`` of two draws, or the
@@ -233,7 +235,7 @@ class AnchoredConfig:
     kinds: int = 16
     modes: int = 0
     active: int = 0
-    beta: float = 0.5
+    beta: float = 0.0
     grain: Literal["predicted", "constant"] = "predicted"
     reach: bool = True
     grain_loss: Literal["crps", "likelihood"] = "crps"

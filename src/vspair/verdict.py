@@ -14,7 +14,7 @@ from vspair.data import Pairs, rows_from_everywhere
 from vspair.evaluation import score_method
 from vspair.mixtures import Mixture
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "judge", "standard_error"]
 
 FEW = 20
 """Fewer pairs are said to be too few."""
@@ -38,10 +38,10 @@ class Verdict:
     Arguments:
         pairs: How many pairs were looked at.
         mse: The mean squared error of the answer.
-        mse_ridge: That of ridge regression.
-        mse_mean: That of answering with the mean.
-        mse_y: That of answering with y, where it has the shape of x.
-        mse_first: That of the first guesses, where there are any.
+        floor_ridge: That of ridge regression.
+        floor_mean: That of answering with the mean.
+        floor_y: That of answering with y, where it has the shape of x.
+        floor_first: That of the first guesses, where there are any.
         crps: The continuous ranked probability score.
         coverage: The share of entries inside the 90 % interval.
         share: The share of the variance that factors carry; grain carries the rest.
@@ -50,14 +50,15 @@ class Verdict:
         dead: How many factors are present in no answer.
         factors: How many factors there are.
         groups: How many groups the pairs are of; as many as pairs where each is alone.
+        mse_error: The standard error of the mean squared error, over groups; None of one group.
     """
 
     pairs: int
     mse: float
-    mse_ridge: float
-    mse_mean: float
-    mse_y: float | None
-    mse_first: float | None
+    floor_ridge: float
+    floor_mean: float
+    floor_y: float | None
+    floor_first: float | None
     crps: float
     coverage: float
     share: float
@@ -66,12 +67,15 @@ class Verdict:
     dead: int
     factors: int
     groups: int | None = None
+    mse_error: float | None = None
 
     @classmethod
     def of(cls, kept: dict[str, Any]) -> Verdict:
         """Return the verdict of numbers that were kept, those of another version too."""
         known = {each.name for each in fields(cls)}
-        return cls(**{"mse_y": None, "mse_first": None} | {k: kept[k] for k in kept if k in known})
+        return cls(
+            **{"floor_y": None, "floor_first": None} | {k: kept[k] for k in kept if k in known}
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers that there are, and the lines."""
@@ -82,10 +86,10 @@ class Verdict:
     def floors(self) -> dict[str, float]:
         """The errors of simple methods, by name."""
         named = {
-            "ridge": self.mse_ridge,
-            "the first guesses": self.mse_first,
-            "y itself": self.mse_y,
-            "the mean": self.mse_mean,
+            "ridge": self.floor_ridge,
+            "the first guesses": self.floor_first,
+            "y itself": self.floor_y,
+            "the mean": self.floor_mean,
         }
         return {k: v for k, v in named.items() if v is not None}
 
@@ -99,9 +103,10 @@ class Verdict:
         groups = self.pairs if self.groups is None else self.groups
         of = f" of {groups} group{'s' * (groups > 1)}" if groups < self.pairs else ""
         few = ", too few to be sure" if self.pairs < FEW or groups < FEW_GROUPS else ""
+        about = "" if self.mse_error is None else f" ± {self.mse_error:.2g}"
+        pairs = f"{self.pairs} held-out pair{'s' * (self.pairs > 1)}"
         line = (
-            f"Error: {self.mse:.4g} mean squared on {self.pairs} held-out pairs{of}{few} "
-            f"({beside})."
+            f"Held-out error: {self.mse:.4g}{about} mean squared on {pairs}{of}{few} ({beside})."
         )
         name, best = min(self.floors.items(), key=lambda item: item[1])
         if self.mse <= 1.005 * best:
@@ -161,10 +166,10 @@ def judge(
     return Verdict(
         pairs=len(x),
         mse=mean["mse_mean"],
-        mse_ridge=error(ridge) or 0.0,
-        mse_mean=error(train.x.mean(0).expand_as(x)) or 0.0,
-        mse_y=error(y) if y.shape == x.shape else None,
-        mse_first=error(guesses),
+        floor_ridge=error(ridge) or 0.0,
+        floor_mean=error(train.x.mean(0).expand_as(x)) or 0.0,
+        floor_y=error(y) if y.shape == x.shape else None,
+        floor_first=error(guesses),
         crps=mean["crps"],
         coverage=mean["coverage_90"],
         share=max(mean["variance_factors"] / max(mean["variance"], 1e-30), 0.0),
@@ -173,7 +178,22 @@ def judge(
         dead=int((found_omega(model, y, guesses) <= 0.5).all(0).sum()),
         factors=model.n_factors,
         groups=len(groups[rows].unique()),
+        mse_error=standard_error(found["mse_mean"], groups[rows]),
     )
+
+
+def standard_error(values: Tensor, groups: Tensor) -> float | None:
+    """Return the standard error of the mean of values (N,), which are alike inside groups (N,).
+
+    None where there is one group, which says nothing of others.
+    """
+    kind = torch.unique(groups, return_inverse=True)[1]
+    count = int(kind.max()) + 1
+    if count < 2:
+        return None
+    apart = (values - values.mean()).double().cpu()
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, kind.cpu(), apart)
+    return float((sums.square().sum() * count / (count - 1)).sqrt() / len(values))
 
 
 def found_omega(model: AnchoredModel, y: Tensor, first: Tensor | None) -> Tensor:

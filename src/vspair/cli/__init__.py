@@ -92,7 +92,11 @@ def fit(
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
     active: Annotated[int, typer.Option(help="Factors in an answer; 0 chooses.")] = 0,
     anchor: Annotated[
-        Literal["auto", "none", "ridge", "network"], typer.Option(help="What answers.")
+        Literal["auto", "none", "ridge", "network"],
+        typer.Option(
+            help="What answers: ridge regression, networks that correct it, whichever is better "
+            "(auto), or no anchor, so that factors draw x."
+        ),
     ] = "auto",
     first: Annotated[
         str | None, typer.Option(help="First guesses of x, such as filtered back-projections.")

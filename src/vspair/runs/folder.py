@@ -186,7 +186,7 @@ class Run:
         if self._config().model.kind == "anchored" and not path.exists():
             raise VspairError(
                 f"{self.path} has no weights yet: its training was stopped. Continue it with "
-                "'vspair fit --resume'."
+                f"'vspair fit --resume --out {self.path} --x ... --y ...'."
             )
         tensors, header = read_tensors(path)
         model = self.blank(header.get("made"))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from vspair.anchored import AnchoredModel
+from vspair.anchored import MOST_ODDS, AnchoredModel
 from vspair.codes import SpikeSlab
 from vspair.data import rows_from_everywhere
 from vspair.metrics import central_interval
@@ -41,7 +41,7 @@ FEW_GROUPS, MOST_KNOWN = 2, 500
 """Of so many held-out groups, half is believed of what they say about the number of factors; the
 most residuals that are learned from and asked too."""
 
-FEW_FACTORS = 16.0
+FEW_FACTORS = 16
 """Where no more factors than this may be open, all of them are."""
 
 KNEE_AT, FALL_UNTIL = 0.3, 0.6
@@ -52,6 +52,9 @@ DRIFT = 0.01
 
 MOST_DRAWN = 2**25
 """The most numbers that are drawn at once."""
+
+BETA = 0.5
+"""The weight of the KL on the side of q where factors are chosen: they keep more then."""
 
 SLAB = 0.05
 """The weight of the KL of strengths to a standard normal, which fixes their scale."""
@@ -66,17 +69,23 @@ def count_open(gates: Tensor, log_weights: Tensor, shift: Tensor) -> Tensor:
 def solve_budget(gates: Tensor, log_weights: Tensor, active: float) -> Tensor:
     """Return the shift above which so many gates are, on average: by bisection, a scalar.
 
+    It is in the middle between open and closed gates. At the edge of either, these would stay
+    undecided, however far they go to decide, and the shift would go with them.
+
     Arguments:
         gates: Log-odds, with shape (B, m, l).
         log_weights: Logarithms of the modes' probabilities, with shape (B, m).
         active: The number K of open gates.
     """
-    low, high = gates.min() - 1, gates.max() + 1
+    least, most = gates.min(), gates.max()
+    low, high = least - 1, most + 1
     for _ in range(24):
         middle = (low + high) / 2
         many = count_open(gates, log_weights, middle) > active
         low, high = torch.where(many, middle, low), torch.where(many, high, middle)
-    return high
+    closed = gates.where(gates <= high, least - 2 * MOST_ODDS).max()
+    opened = gates.where(gates > high, most + 2 * MOST_ODDS).min()
+    return (closed + opened) / 2
 
 
 @torch.no_grad()
@@ -147,11 +156,13 @@ class CodeStage:
 
     def __init__(self, model: AnchoredModel, doubt: Doubt, held: Doubt, groups: int) -> None:
         self.model, self.doubt, self.held, self.groups = model, doubt, held, groups
-        self.state, self.beta = model.thresholds, model.anchored.beta
+        self.state = model.thresholds
         self.parts = nn.ModuleList(
             (model.x_encoder, model.x_decoder, model.code_reader, model.thresholds)
         )
         self.state.active.fill_(model.anchored.active)
+        every = self.most >= model.n_factors
+        self.beta = model.anchored.beta or (1.0 if every else BETA)
         self.drift: Tensor | float = 0.0
 
     @property
@@ -160,7 +171,9 @@ class CodeStage:
         asked, half = float(self.state.active), 0.5 * self.model.n_factors
         if asked:
             return max(asked, min(4 * asked, half))
-        return min(half, MOST_FACTORS, 2.0 * self.doubt.residual[0].numel())
+        if self.model.n_factors <= FEW_FACTORS:
+            return float(self.model.n_factors)
+        return min(half, MOST_FACTORS, float(self.doubt.residual[0].numel()))
 
     def budget(self, progress: float) -> float:
         """Return how many gates are open after a share of the stage."""

@@ -57,6 +57,9 @@ tried."""
 OFTEN = 0.1
 """An entry changes often if more than this share of its values is not the usual one."""
 
+FEW_ENTRIES = 16
+"""Vectors of so many entries or fewer have many modes: their joint distribution can be learned."""
+
 FEW_SOURCES, WHOLE = 12, 2
 """Of so many groups or fewer, networks miss those that they do not learn from: so many more learn
 from all of them, and answer."""
@@ -94,9 +97,16 @@ def domain_of(config: AnchoredConfig, x: Tensor) -> Domain:
     return domain if config.spatial else "vector"
 
 
-def plain_modes(domain: Domain) -> int:
-    """Return how many modes codes have where nothing is said."""
-    return 8 if domain == "vector" else 1
+def plain_modes(domain: Domain, entries: int) -> int:
+    """Return how many modes codes have where nothing is said.
+
+    Arguments:
+        domain: What unknowns are.
+        entries: How many entries one of them has.
+    """
+    if domain != "vector":
+        return 1
+    return 24 if entries <= FEW_ENTRIES else 8
 
 
 def help_of(domain: Domain, config: Config, pairs: int) -> str:
@@ -291,7 +301,7 @@ def prepare(
         say(f"{folds} groups make {folds} folds, not {wanted}")
     fold = assign_folds(groups, folds, seed)
     domain, shapes = domain_of(a, train.x), train.shapes
-    modes = a.modes or plain_modes(domain)
+    modes = a.modes or plain_modes(domain, train.x[0].numel())
     x_scale, y_scale = Normaliser(shapes[0]), Normaliser(shapes[1])
     x_scale.fit(train.x, _scaling(train.x))
     same = shapes[0] == shapes[1]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vspair import config as configs
-from vspair.anchored_fit import planned, suggest_kinds
+from vspair.anchored_fit import MOST_KINDS, planned, suggest_kinds
 from vspair.config import AnchoredConfig, Config
 from vspair.datasets.own import OwnSet, Split, package_versions
 from vspair.errors import VspairError
@@ -60,7 +60,7 @@ PARTS: dict[str, Callable[[AnchoredConfig], AnchoredConfig]] = {
 
 def _kinds(active: int) -> int:
     """Return how many factors there are in a code without places."""
-    return suggest_kinds((1,), "vector", active)
+    return suggest_kinds((MOST_KINDS,), "vector", active)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def full_config(x: Tensor, scale: Scale, seed: int = 0) -> Config:
     named = {
         "domain": domain,
         "kinds": suggest_kinds(tuple(x.shape[1:]), domain, scale.active),
-        "modes": plain_modes(domain),
+        "modes": plain_modes(domain, x[0].numel()),
         "spatial": domain != "vector",
         "mirrors": domain == "image",
     }
