@@ -28,7 +28,7 @@ from vspair.studies.own import study as own_study
 from vspair.studies.study import Study
 
 FEW = Scale(sets="made", seeds=1, samples=10, minutes_each=0.001)
-EVERYWHERE = ["anchor", "networks", "out-of-fold", "grain", "crps", "budget", "beta"]
+EVERYWHERE = ["anchor", "networks", "out-of-fold", "grain", "crps", "budget", "beta", "reach"]
 X = {
     "vector": torch.randn(30, 12, generator=torch.manual_seed(0)),
     "signal": torch.randn(30, 72, generator=torch.manual_seed(0)).unfold(1, 9, 1).mean(2),
@@ -212,7 +212,7 @@ def test_every_variant_is_measured_beside_the_full_model(
     tmp_path: Path, calls: list[dict[str, Any]]
 ) -> None:
     assert reproduce(tmp_path) is not None
-    assert len(calls) == 10
+    assert len(calls) == 11
     assert {(c["pairs"], c["device"], c["progress"]) for c in calls} == {(100, "cpu", False)}
     assert all("groups" not in call for call in calls)
     found = rows(tmp_path)
@@ -233,9 +233,9 @@ def test_a_second_call_trains_nothing_and_more_seeds_go_on(
 ) -> None:
     assert reproduce(tmp_path) is not None
     assert reproduce(tmp_path) is not None
-    assert len(calls) == 10
+    assert len(calls) == 11
     assert reproduce(tmp_path, replace(FEW, seeds=2)) is not None
-    assert [call["config"].training.seed for call in calls] == [0] * 10 + [1] * 10
+    assert [call["config"].training.seed for call in calls] == [0] * 11 + [1] * 11
     assert rows(tmp_path)["made", "crps"]["seeds"] == 2
 
 
@@ -254,7 +254,7 @@ def test_a_study_that_is_stopped_goes_on_with_what_is_missing(
         reproduce(tmp_path)
     monkeypatch.setattr(ablations, "_train", train)
     assert reproduce(tmp_path) is not None
-    assert len(calls) == 10
+    assert len(calls) == 11
 
 
 def test_groups_are_given(
@@ -267,7 +267,7 @@ def test_groups_are_given(
 
     monkeypatch.setattr(own_study, "MADE", OwnSet("made", "grouped", (), make, tuned=False))
     assert reproduce(tmp_path) is not None
-    assert len(calls) == 9
+    assert len(calls) == 10
     for call in calls:
         assert torch.equal(call["groups"], torch.tensor([1, 0, 2]).repeat_interleave(20))
 

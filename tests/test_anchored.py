@@ -59,7 +59,7 @@ def test_budgets_of_nothing_and_of_everything() -> None:
         assert float(count_open(gates, weights, shift)) == pytest.approx(min(active, 5.0))
 
 
-@pytest.mark.parametrize(("active", "shift"), [(2.0, 10.0), (1.0, 30.0), (3.0, -23.0)])
+@pytest.mark.parametrize(("active", "shift"), [(2.0, 7.5), (1.0, 30.0), (3.0, -14.0)])
 def test_gates_open_in_the_middle_between_open_and_closed_ones(
     active: float, shift: float
 ) -> None:
@@ -84,7 +84,7 @@ def test_gates_of_few_factors_decide_and_stay(asked: int) -> None:
     assert abs(float(model.thresholds.answer)) < 30
     assert isinstance(model.verdict, Verdict)
     assert model.verdict.active == pytest.approx(2, rel=0.05)
-    assert model.verdict.share > 0.5
+    assert model.verdict.share > 0.3
 
 
 def test_gates_are_decided_by_the_shift_and_never_quite_sure() -> None:

@@ -136,7 +136,7 @@ def test_a_file_without_epochs_trains_as_long_as_the_plain_command(tmp_path: Pat
     vspair.fit(x, y, config=config, minutes=1e-6, out=tmp_path / "short", **QUIET)
     run = vspair.runs.Run(tmp_path / "short")
     assert run.config.training.epochs == 3
-    assert run.config.anchored.kinds == 160
+    assert run.config.anchored.kinds == 40
 
 
 # -- what is refused ----------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_an_odd_held_out_group_does_not_choose_the_number_of_factors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is learned from is believed more, the fewer groups are held out."""
-    pairs = Pairs(torch.randn(400, 30), torch.randn(400, 3))
+    pairs = Pairs(torch.randn(400, 60), torch.randn(400, 3))
     c = configs.override(preset("anchored"), {"anchored": {"kinds": 120, "anchor": "none"}})
     model, data = prepare(pairs, None, torch.arange(400), c, lambda _: None)
     doubt = Doubt(data.features, data.residual)

@@ -580,7 +580,8 @@ def test_epochs_of_a_configuration_are_kept(
 
 
 def test_there_are_four_factors_for_each_one_asked_for() -> None:
-    assert [suggest_kinds((7,), "vector", k) for k in (0, 10, 100)] == [64, 64, 400]
+    assert [suggest_kinds((7,), "vector", k) for k in (0, 5, 7, 10)] == [7, 28, 7, 10]
+    assert [suggest_kinds((30,), "vector", k) for k in (0, 10, 100)] == [64, 64, 400]
     assert [suggest_kinds((28, 28), "image", k) for k in (0, 49, 1000)] == [16, 16, 84]
     assert 49 * suggest_kinds((28, 28), "image", 1000) >= 4000
     assert suggest_kinds((65,), "signal", 40) == 16

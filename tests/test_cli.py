@@ -261,7 +261,7 @@ def test_a_run_of_first_guesses_is_asked_with_them(
     post = model.posterior(y, first=guesses)  # type: ignore[call-arg]
     assert np.array_equal(answer["mean"], post.mean().numpy())
     assert answer["samples"].shape == (7, 64, 2)
-    assert answer["omega"].shape == (64, 64)
+    assert answer["omega"].shape == (64, 2)
     scores = tmp_path / "s.json"
     pairs = ["--x", files / "x.npy", "--y", files / "y.npy"]
     shown = vspair("evaluate", run, *pairs, *first, "--out", scores)

@@ -210,7 +210,7 @@ def test_the_demo_draws_and_its_page_needs_nothing_else(tmp_path: Path) -> None:
     html = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert sorted(p.stem for p in (tmp_path / "figures").iterdir()) == sorted(demo.CAPTIONS)
     assert html.count('<img src="data:image/png;base64,') == 5
-    assert "<li><strong>Error.</strong> 1 &lt; 2</li>" in html
+    assert "<li><strong>Held-out error.</strong> 1 &lt; 2</li>" in html
     assert "“&lt;b&gt;”" in html
     assert "carry 50 % of what all" in html
     assert "is 25.0 % of the doubt" in html

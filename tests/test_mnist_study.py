@@ -178,6 +178,9 @@ def test_the_default_is_added_to_what_is_published(
 ) -> None:
     folder, out = tmp_path / "runs", tmp_path / "out"
     shutil.copytree(PUBLISHED, out)
+    stands = summary(out)
+    del stands["scale"]["data"]["pairs"]  # of real digits; here they are made
+    (out / "summary.json").write_text(json.dumps(stands))
     only_anchored(done[0], folder, test=6000)
     how: dict[str, Any] = {"out": out, "folder": folder, "only": "report", "device": "cpu"}
     for _ in range(2):  # a second time changes nothing more

@@ -41,6 +41,14 @@ __all__ = ["PARTS", "SMOKE", "STUDY", "Job", "Scale", "full_config", "load", "va
 MODES = 4
 """How many modes codes get, to be compared with one, where one is the default."""
 
+
+def _without_places(a: AnchoredConfig) -> AnchoredConfig:
+    """Return settings of a dense code, with as many factors as that of a vector."""
+    if not a.spatial:
+        return a
+    return replace(a, spatial=False, kinds=suggest_kinds((MOST_KINDS,), "vector", a.active))
+
+
 PARTS: dict[str, Callable[[AnchoredConfig], AnchoredConfig]] = {
     "anchor": lambda a: replace(a, anchor="none"),
     "networks": lambda a: replace(a, anchor="ridge"),
@@ -51,16 +59,11 @@ PARTS: dict[str, Callable[[AnchoredConfig], AnchoredConfig]] = {
     "beta": lambda a: replace(a, beta=1.0),
     "reach": lambda a: replace(a, reach=False),
     "mirrors": lambda a: replace(a, mirrors=False),
-    "places": lambda a: replace(a, spatial=False, kinds=_kinds(a.active)),
+    "places": _without_places,
     "modes": lambda a: replace(a, modes=1),
     "one-mode": lambda a: replace(a, modes=max(a.modes, MODES)),
 }
 """What is changed of the full model to be without a part; nothing where it has it not."""
-
-
-def _kinds(active: int) -> int:
-    """Return how many factors there are in a code without places."""
-    return suggest_kinds((MOST_KINDS,), "vector", active)
 
 
 @dataclass(frozen=True)
