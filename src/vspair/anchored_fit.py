@@ -35,12 +35,12 @@ AnchorChoice = Literal["auto", "none", "ridge", "network"]
 MINUTES = 8.0
 """How long a training may take where nothing is said, in nominal minutes."""
 
-EPOCHS, VECTOR_EPOCHS = (3, 40), (3, 150)
-"""The fewest and the most passes over the pairs."""
+EPOCHS, VECTOR_EPOCHS = (3, 40), 150
+"""The fewest and the most passes over the pairs; of few vectors, the most."""
 
 CODE_STEPS, MOST_STEPS = (1500, 3000), 10_000
 """The fewest and the most steps in which a code is learned, where passes allow it: in fewer,
-factors do not come to decide. Codes of vectors, whose steps take little, get more."""
+factors do not come to decide. Networks and codes of vectors, whose steps take little, get more."""
 
 MOST_KINDS = 64
 """The most factors of vectors where no more were asked for."""
@@ -124,7 +124,7 @@ def nominal_seconds(
 
 
 def plan_epochs(config: Config, x: Tensor, minutes: float, **known: Any) -> int:
-    """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of vectors.
+    """Return how many passes over the pairs fit the time, from 3 to 40, or 150 of few vectors.
 
     Arguments:
         config: The settings.
@@ -134,8 +134,10 @@ def plan_epochs(config: Config, x: Tensor, minutes: float, **known: Any) -> int:
     """
     if not minutes > 0:
         raise VspairError(f"minutes = {minutes:g}: expected a number above 0.")
-    vectors = domain_of(config.anchored, x) == "vector"
-    few, many = VECTOR_EPOCHS if vectors else EPOCHS
+    few, many = EPOCHS
+    if domain_of(config.anchored, x) == "vector":
+        steps = math.ceil(MOST_STEPS * config.training.batch_size / len(x))
+        many = min(VECTOR_EPOCHS, max(many, steps))
     most = max(many, math.ceil(many * minutes / MINUTES)) if minutes > MINUTES else many
 
     def fits(n: int) -> bool:
