@@ -64,12 +64,14 @@ def test_gates_open_in_the_middle_between_open_and_closed_ones(
     active: float, shift: float
 ) -> None:
     """At the edge of a gap, those that are next to it could never decide."""
-    gates = torch.tensor([[[-5.0, 20.0, 40.0]]]).expand(8, 1, 3)
-    found = solve_budget(gates, torch.zeros(8, 1), active)
-    assert float(found) == pytest.approx(shift, abs=1e-4)
+    gates = torch.tensor([[[-5.0, 20.0, 40.0]]])
+    for seed, modes in enumerate([1, *[24] * 20]):
+        weights = torch.randn(1, modes, generator=_generator(seed)).log_softmax(1)
+        found = solve_budget(gates.expand(8, modes, 3), weights.expand(8, modes), active)
+        assert float(found) == pytest.approx(shift, abs=1e-4)
 
 
-@pytest.mark.parametrize("asked", [0, 2])
+@pytest.mark.parametrize("asked", [0, 1])
 def test_gates_of_few_factors_decide_and_stay(asked: int) -> None:
     """A few factors, all of the same use: gates went on for ever, and took their shift along."""
     g = _generator()
@@ -83,8 +85,9 @@ def test_gates_of_few_factors_decide_and_stay(asked: int) -> None:
     assert isinstance(model, AnchoredModel)
     assert abs(float(model.thresholds.answer)) < 30
     assert isinstance(model.verdict, Verdict)
-    assert model.verdict.active == pytest.approx(2, rel=0.05)
-    assert model.verdict.share > 0.3
+    assert model.verdict.active == pytest.approx(asked or 2, rel=0.05)
+    assert asked or model.verdict.share > 0.3
+    assert ("chosen" in model.verdict.lines[2]) == 0
 
 
 def test_gates_are_decided_by_the_shift_and_never_quite_sure() -> None:
@@ -582,6 +585,9 @@ def test_the_standard_error_is_that_of_groups() -> None:
 def test_verdicts_of_other_versions_are_read() -> None:
     kept = {k: v for k, v in GOOD.as_dict().items() if k != "lines"}
     assert Verdict.of(kept | {"undecided": 0.1}) == GOOD
+    once = {k.replace("floor_", "mse_") if k != "floor" else k: v for k, v in kept.items()}
+    assert "mse_ridge" in once
+    assert Verdict.of(once) == GOOD
 
 
 @pytest.mark.parametrize(

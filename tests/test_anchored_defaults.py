@@ -99,6 +99,17 @@ def test_an_entry_in_a_small_unit_is_learned_as_well() -> None:
     assert (std / unit).tolist() == pytest.approx([0.4] * 3, rel=0.25)
 
 
+def test_a_rare_entry_in_a_large_unit_does_not_rule_the_others() -> None:
+    g = Generator().manual_seed(0)
+    y = torch.randn(600, 4, generator=g)
+    x = y + 0.3 * torch.randn(600, 4, generator=g)
+    x[:, 3] = 1000 * (y[:, 3] > 1.5)
+    model = vspair.fit(x[:500], y[:500], anchor="ridge", **QUIET)  # type: ignore[arg-type]
+    post = model.posterior(y[500:])
+    std = post.std(200, Generator().manual_seed(0)).mean(0)
+    assert std[:3].tolist() == pytest.approx([0.3] * 3, rel=0.3)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_held_out_groups_are_never_most_of_the_pairs(seed: int) -> None:
     groups = torch.tensor([0] * 90 + [1] * 5 + [2] * 5)

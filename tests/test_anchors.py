@@ -1,7 +1,10 @@
 """Ridge paths against the closed form, folds, and answers that are out of fold."""
 
+import math
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -221,3 +224,24 @@ def test_relatives_in_one_group_are_not_answered_by_each_other() -> None:
         found[name] = _error(answers, x, 0)
     assert found["alone"] < 0.5 * float(x.var())
     assert found["grouped"] > 0.9 * float(x.var())
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["a", "b", math.nan], "1 labels that are None or not a number"),
+        (np.array([1.0, math.nan, math.nan]), "2 labels that are None or not a number"),
+        (np.array([1.0, math.nan, 2.0], dtype=object), "1 labels that are None or not a number"),
+        ([None, None, None], "3 labels that are None"),
+        ([1, "1", 2], r"several kinds \(int, str\)"),
+    ],
+    ids=str,
+)
+def test_pairs_without_a_label_are_refused(labels: Any, words: str) -> None:
+    with pytest.raises(VspairError, match=words):
+        as_groups(labels, 3)
+
+
+def test_labels_of_numpy_are_of_one_kind() -> None:
+    labels = np.array([np.int64(7), 5, np.int32(7)], dtype=object)
+    assert as_groups(labels, 3).tolist() == [1, 0, 1]

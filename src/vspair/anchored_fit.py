@@ -71,8 +71,8 @@ def suggest_kinds(x_shape: tuple[int, ...], domain: Domain, active: int) -> int:
     """Return how many kinds of factors there are at each place; of vectors, how many factors.
 
     So many that there are at least four times as many factors as are asked for. A vector of few
-    entries has a factor for each, present in every answer, unless fewer are asked for: there is
-    nothing to choose from.
+    entries has a factor for each, or as many as are asked for if that is more: all of them are
+    present in every answer, as there is nothing to choose from.
 
     Arguments:
         x_shape: The shape of one unknown.

@@ -212,7 +212,7 @@ class AnchoredConfig:
         modes: How many weighted codes a y has; 0 chooses 24 for vectors of 16 entries or fewer, 8
             for others and 1 elsewhere.
         active: How many factors answers have on average; 0 chooses by the knee of what they
-            explain of held-out residuals.
+            explain of residuals, or takes one for each entry of a vector that has few.
         beta: The weight of the KL on the side of the residual's code; 0 chooses 1 where every
             factor is in every answer, as in vectors of few entries, and 0.5 elsewhere.
         reach: Whether how much factors move each entry is read of y, or is the same for all y.

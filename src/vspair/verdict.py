@@ -22,6 +22,9 @@ FEW = 20
 FEW_GROUPS = 3
 """Fewer groups are said to be too few, however many pairs they have."""
 
+FLOORS = ("ridge", "mean", "y", "first")
+"""Simple methods, whose errors were once called ``mse_...``."""
+
 MOST_JUDGED = 1000
 """How many held-out pairs are looked at."""
 
@@ -73,9 +76,9 @@ class Verdict:
     def of(cls, kept: dict[str, Any]) -> Verdict:
         """Return the verdict of numbers that were kept, those of another version too."""
         known = {each.name for each in fields(cls)}
-        return cls(
-            **{"floor_y": None, "floor_first": None} | {k: kept[k] for k in kept if k in known}
-        )
+        usual = {"floor_y": None, "floor_first": None}
+        named = {f"floor_{name}": kept[f"mse_{name}"] for name in FLOORS if f"mse_{name}" in kept}
+        return cls(**usual | named | {k: kept[k] for k in kept if k in known})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers that there are, and the lines."""
@@ -131,7 +134,7 @@ class Verdict:
             f"Factors: {self.active:.3g} of {self.factors} are present in an answer and carry "
             f"{100 * self.share:.0f} % of the doubt; grain carries the rest."
         )
-        if not self.asked:
+        if not self.asked and round(self.active) < self.factors:
             line += " How many there are was chosen on held-out pairs."
         if self.asked and abs(self.active - self.asked) > 0.05 * self.asked:
             return f"{line} That MISSES the {self.asked} asked for: use more pairs or minutes."

@@ -28,16 +28,19 @@ def as_groups(groups: Any, count: int) -> Tensor:
             f"groups has shape {labels.shape}: expected ({count},), one label for each pair, such "
             "as the number of its patient."
         )
-    kinds = sorted({type(label).__name__ for label in labels.tolist()})
+    # As they were given: numpy makes text of numbers that stand beside text.
+    given = groups if isinstance(groups, list | tuple) else labels.tolist()
+    plain = [label.item() if isinstance(label, np.generic) else label for label in given]
+    if missing := sum(label is None or bool(label != label) for label in plain):
+        raise VspairError(
+            f"groups has {missing} labels that are None or not a number: expected a label for "
+            "every pair. Give pairs whose source is unknown labels of their own."
+        )
+    kinds = sorted({type(label).__name__ for label in plain})
     if len(kinds) > 1:
         raise VspairError(
             f"groups has labels of several kinds ({', '.join(kinds)}): expected one kind, such as "
-            "text or whole numbers, and a label for every pair."
-        )
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise VspairError(
-            f"groups has {int((~np.isfinite(labels)).sum())} labels that are not finite: expected "
-            "a label for every pair. Give pairs whose source is unknown labels of their own."
+            "text or whole numbers."
         )
     return torch.from_numpy(np.unique(labels, return_inverse=True)[1].reshape(-1))
 

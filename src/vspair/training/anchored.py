@@ -135,7 +135,7 @@ class AnchoredTraining:
     Arguments:
         train: Pairs to train on.
         held: Pairs that no weight is fitted to: they say how far corrections are trusted, and
-            choose epochs, the number of factors, the threshold of gates and the overall width.
+            choose epochs, the number of factors, the threshold of gates and the size of the doubt.
         config: The settings.
         groups: The group of each training pair, numbered from 0 on, with shape (N,).
         held_groups: How many groups the held-out pairs are of; each its own if not given.
@@ -185,7 +185,7 @@ class AnchoredTraining:
         )  # fmt: skip
         self._run(stage, "code", show)
         code.settle()
-        if not model.anchored.active:
+        if not model.anchored.active and float(model.thresholds.active) < model.n_factors:
             self.say(
                 f"code: {float(model.thresholds.active):.0f} factors, chosen on held-out pairs"
             )

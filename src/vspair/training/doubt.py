@@ -42,7 +42,7 @@ FEW_GROUPS, MOST_KNOWN = 2, 500
 most residuals that are learned from and asked too."""
 
 FEW_FACTORS = 16
-"""Where no more factors than this may be open, all of them are."""
+"""Of vectors with no more factors than this, all are open; elsewhere, as many as may be."""
 
 KNEE_AT, FALL_UNTIL = 0.3, 0.6
 """The shares of the code's training between which the number of open gates falls."""
@@ -78,6 +78,7 @@ def solve_budget(gates: Tensor, log_weights: Tensor, active: float) -> Tensor:
         active: The number K of open gates.
     """
     least, most = gates.min(), gates.max()
+    active = active * (1 + 1e-6)  # weights add up to 1 but for round-off
     low, high = least - 1, most + 1
     for _ in range(24):
         middle = (low + high) / 2
@@ -171,7 +172,7 @@ class CodeStage:
         asked, half = float(self.state.active), 0.5 * self.model.n_factors
         if asked:
             return max(asked, min(4 * asked, half))
-        if self.model.n_factors <= FEW_FACTORS:
+        if not self.model.frame.size and self.model.n_factors <= FEW_FACTORS:
             return float(self.model.n_factors)
         return min(half, MOST_FACTORS, float(self.doubt.residual[0].numel()))
 

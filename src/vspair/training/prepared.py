@@ -357,16 +357,16 @@ def _fast(maps: Tensor) -> Tensor:
 def _scaling(x: Tensor) -> Any:
     """Return how unknowns are scaled: each entry or channel alone where their units differ.
 
-    They differ if some have ten times the deviation of others. Entries of vectors count only if
-    they change often: an empty pixel that hardly ever does has a small deviation in any unit.
+    They differ if some have ten times the deviation of others. An entry of a vector that hardly
+    ever changes is no sign of a small unit: it may be an empty pixel.
     """
     if x.ndim == 3:
         return "scalar"
     std = x.double().std([d for d in range(x.ndim) if d != 1])
+    small = std > 0
     if x.ndim == 2:
-        std = std[(x != x.median(0).values).double().mean(0) > OFTEN]
-    changing = std[std > 0]
-    differ = len(changing) > 0 and float(changing.max()) > 10 * float(changing.min())
+        small &= (x != x.median(0).values).double().mean(0) > OFTEN
+    differ = bool(small.any()) and float(std.max()) > 10 * float(std[small].min())
     return ("feature" if x.ndim == 2 else "channel") if differ else "scalar"
 
 
