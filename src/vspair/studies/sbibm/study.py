@@ -51,7 +51,7 @@ WITHOUT_NOISE = ("paper", "calibrated")
 
 BRIEF: Mapping[str, Mapping[str, Any]] = {
     "calibrated": {"epochs": 2},
-    "anchored": {"minutes": 0.05},
+    "anchored": {"minutes": 0.005},
     "flow": {"epochs": 1},
     "npe": {"epochs": 1},
 }
