@@ -1,7 +1,7 @@
 """The demonstration: learn to undo the spreading of heat, and say how sure the answer is.
 
 Pairs are generated, ``fit`` is called as a user calls it, and everything is measured on pairs that
-the model never saw. It takes less than two minutes on two CPU cores and ends in one HTML page.
+the model never saw. It takes about two minutes on two CPU cores and ends in one HTML page.
 """
 
 from __future__ import annotations
