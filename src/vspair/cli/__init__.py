@@ -75,7 +75,7 @@ def demo(
     """Train a small model on an embedded problem and leave a page that explains the answer.
 
     The problem: a heat map has blurred for a while and was measured with noise; what did it
-    look like before? Needs no data, and less than two minutes on two CPU cores.
+    look like before? Needs no data, and about two minutes on two CPU cores.
     """
     from vspair.studies.demo.drawing import brief
     from vspair.studies.demo.study import demo as run
